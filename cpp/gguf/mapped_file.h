@@ -1,0 +1,35 @@
+// A whole file mapped read-only into memory.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace imp::gguf {
+
+class MappedFile {
+ public:
+  // Fails with io (naming the file and the system's reason) or bad_file (not a regular file,
+  // empty).
+  static std::shared_ptr<const MappedFile> open(const std::string& path);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  const std::string& path() const { return path_; }
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+
+  enum class Advice { normal, random, will_need, dont_need };
+  // Page-aligns the range by itself; advice is a hint, so a refusal is not an error.
+  void advise(std::size_t offset, std::size_t size, Advice advice) const;
+
+ private:
+  MappedFile(std::string path, const std::byte* data, std::size_t size)
+      : path_(std::move(path)), data_(data), size_(size) {}
+  std::string path_;
+  const std::byte* data_;
+  std::size_t size_;
+};
+
+}  // namespace imp::gguf

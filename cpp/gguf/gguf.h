@@ -18,12 +18,23 @@
 
 namespace imp::gguf {
 
+inline constexpr std::uint32_t min_version = 2;
+inline constexpr std::uint32_t max_version = 3;
 inline constexpr int max_dims = 4;                             // dimensions of a tensor
 inline constexpr std::size_t max_name_bytes = 65535;           // length of a key or tensor name
+inline constexpr std::uint32_t min_alignment = 8;              // bytes; a power of two
 inline constexpr std::uint32_t max_alignment = 1u << 20;       // bytes; a power of two
+inline constexpr std::uint32_t default_alignment = 32;         // bytes, without general.alignment
+inline constexpr std::uint32_t first_private_type = 1000;      // DType ids that no file may use
 inline constexpr int max_array_depth = 4;                      // arrays of arrays
 inline constexpr int max_shards = 9999;                        // files of a split model
 inline constexpr std::uint64_t max_metadata_bytes = 1u << 30;  // keys and tensor infos of one file
+
+// The limits that only a huge input would meet; tests lower them.
+struct Limits {
+  std::uint64_t metadata_bytes = max_metadata_bytes;
+  std::int64_t shards = max_shards;
+};
 
 struct TensorInfo {
   std::string name;
@@ -39,13 +50,13 @@ struct TensorInfo {
 
 class Gguf {
  public:
-  // Opens `path` and, if it says split.count > 1, the other shards beside it. Fails with Error
-  // naming file, key or tensor and both numbers.
-  static std::shared_ptr<const Gguf> open(const std::string& path);
+  // Opens `path` and, if it says split.count > 1, the other shards beside it; any shard will do.
+  // Fails with Error naming file, key or tensor and both numbers.
+  static std::shared_ptr<const Gguf> open(const std::string& path, const Limits& limits = {});
   // Header and tensor infos from memory, for tests and fuzzing; tensor data must lie inside
   // `bytes`.
   static std::shared_ptr<const Gguf> parse(std::span<const std::byte> bytes,
-                                           const std::string& name);
+                                           const std::string& name, const Limits& limits = {});
 
   const KeyValues& keys() const { return keys_; }
   const std::vector<TensorInfo>& tensors() const { return tensors_; }

@@ -1,4 +1,5 @@
-// A whole file mapped read-only into memory.
+// A whole file mapped read-only into memory, of the size it has when it is opened. A file that is
+// truncated later must not be read any more: the operating system answers with SIGBUS.
 #pragma once
 
 #include <cstddef>

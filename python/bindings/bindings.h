@@ -1,0 +1,8 @@
+// One function per binding file; module.cpp calls them all.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace nb = nanobind;
+
+void bind_gguf(nb::module_& m);

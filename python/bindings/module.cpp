@@ -61,4 +61,5 @@ NB_MODULE(_core, m) {
   m.doc() = "C++ core of imp_runtime.";
   bind_error(m);
   bind_gguf(m);
+  bind_sampler(m);
 }

@@ -1,0 +1,291 @@
+"""`imp-perplexity`: perplexity and KL divergence of a GGUF model, with llama-perplexity's flags."""
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import typer
+
+from ..errors import ImpError
+from ..eval import (
+    KldBase,
+    KldOptions,
+    KldWindow,
+    PerplexityOptions,
+    Window,
+    kl_divergence,
+    perplexity,
+)
+from ..eval.contracts import Int32
+from ..eval.kl_divergence import plan_kld
+from ..eval.kld_stats import MIN_COUNT_FOR_STATISTICS
+from . import perplexity_lines as lines
+from .llama_common import COMMON
+from .llama_flags import FlagError, FlagTable, Meaning, Parsed, flag, refused
+
+if TYPE_CHECKING:
+    from ..session import Session
+    from ..tokenizer import Tokenizer
+
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
+
+FLAGS = FlagTable(
+    [
+        flag("-h,--help,--usage", "print this and exit"),
+        flag("--version", "print the version and exit"),
+        flag("-m,--model FNAME", "the GGUF model"),
+        flag("-f,--file FNAME", "text to evaluate; one newline at its end is dropped"),
+        flag("-bf,--binary-file FNAME", "text to evaluate, every byte of it"),
+        flag("-p,--prompt PROMPT", "text to evaluate"),
+        flag("-e,--escape", r"replace \n, \r, \t, \', \" and \\ in the text", default=False),
+        flag("--no-escape", "keep the text as it is (the default)", store=False, into="escape"),
+        flag("-c,--ctx-size N", "tokens per window", type=int, default=512),
+        flag("-b,--batch-size N", "tokens evaluated at once", type=int, default=2048),
+        flag("-ub,--ubatch-size N", "tokens per forward pass", type=int, default=512),
+        flag("-t,--threads N", "threads, -1 for all cores", type=int, default=-1),
+        flag("-tb,--threads-batch N", "threads, goes before -t", type=int),
+        flag("--chunks N", "windows at most, -1 for all", type=int, default=-1),
+        flag("--ppl-stride N", "start a window every N tokens", type=int, default=0),
+        flag("--ppl-output-type 0|1", "1: a table instead of a list", default="0"),
+        flag(
+            "--kl-divergence-base,--save-all-logits FNAME",
+            "file to write all log-probabilities to, or with --kl-divergence to read them from",
+        ),
+        flag("--kl-divergence", "compare with the file of --kl-divergence-base"),
+        flag("-dev,--device auto|cpu|cuda|none", "where to run; none is cpu", default="auto"),
+        flag(f"-ctk,--cache-type-k {'|'.join(CACHE_TYPES)}", "only f32 so far", default="f32"),
+        flag(f"-ctv,--cache-type-v {'|'.join(CACHE_TYPES)}", "only f32 so far", default="f32"),
+        *refused(
+            "scoring of tasks is not there yet",
+            "--hellaswag",
+            "--hellaswag-tasks N",
+            "--winogrande",
+            "--winogrande-tasks N",
+            "--multiple-choice",
+            "--multiple-choice-tasks N",
+        ),
+        *COMMON,
+    ]
+)
+SECTIONS = {
+    Meaning.USED: "usage: imp-perplexity -m MODEL -f TEXT [flags]\n",
+    Meaning.IGNORED: "Flags of llama.cpp without effect here:\n",
+    Meaning.REFUSED: "Flags of llama.cpp that are refused:\n",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line (default: of the process); returns the exit status."""
+    try:
+        parsed = FLAGS.parse(sys.argv[1:] if arguments is None else arguments)
+        if parsed["help"]:
+            print(FLAGS.help_text(SECTIONS))
+        elif parsed["version"]:
+            print(f"imp-runtime {metadata.version('imp-runtime')}")
+        else:
+            _run(parsed)
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    except (FlagError, ImpError, OSError, MemoryError) as error:
+        sys.stdout.flush()
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``imp``; it parses its own flags."""
+
+    @app.command(
+        "perplexity",
+        add_help_option=False,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+        help="Perplexity and KL divergence, with llama-perplexity's flags (-h lists them).",
+    )
+    def command(context: typer.Context) -> None:
+        raise typer.Exit(main(context.args))
+
+
+def _run(parsed: Parsed) -> None:
+    for note in parsed.notes:
+        _log(f"note: {note}")
+    _check(parsed)
+    if parsed["kl_divergence"]:
+        _run_kl_divergence(parsed)
+    else:
+        _run_perplexity(parsed)
+
+
+def _check(parsed: Parsed) -> None:
+    if parsed["model"] is None:
+        raise FlagError("--model is required")
+    for key in ("cache_type_k", "cache_type_v"):
+        if parsed[key] != "f32":
+            name = key.replace("_", "-")
+            raise FlagError(f"--{name} is {parsed[key]}, only f32 is supported")
+    if parsed["ubatch_size"] < 1:
+        raise FlagError(f"--ubatch-size is {parsed['ubatch_size']}, it must be at least 1")
+    if parsed["kl_divergence"] and parsed["kl_divergence_base"] is None:
+        raise FlagError("--kl-divergence needs the stored run: give it with --kl-divergence-base")
+
+
+def _run_perplexity(parsed: Parsed) -> None:
+    name = "perplexity_v2" if parsed["ppl_stride"] else "perplexity"
+    text = _read_text(parsed)
+    tokenizer = load_tokenizer(parsed["model"])
+    _log(f"{name}: tokenizing the input ..")
+    tokens: Int32 = np.asarray(tokenizer.encode(text, add_special=True), np.int32)
+    options = PerplexityOptions(
+        n_ctx=parsed["ctx_size"],
+        n_batch=parsed["batch_size"],
+        chunks=parsed["chunks"],
+        stride=parsed["ppl_stride"],
+        bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
+        save_logits=_path(parsed["kl_divergence_base"]),
+        n_threads=_n_threads(parsed),
+    )
+    plan = options.plan(len(tokens))
+    if options.save_logits is not None:
+        _log(f"{name}: saving all logits to {options.save_logits}")
+    if options.stride:
+        _log(f"{name}: have {len(tokens)} tokens. Calculation chunk = {plan.n_ctx}")
+    _log(
+        f"{name}: {'computing' if options.stride else 'calculating perplexity'} over "
+        f"{plan.n_chunks} chunks, n_ctx={plan.n_ctx}, batch_size={plan.n_batch}, n_seq={plan.n_seq}"
+    )
+    passes = lines.Passes(plan, lambda seconds: _log(lines.pass_time(name, seconds, plan)))
+    as_table = parsed["ppl_output_type"] == "1"
+
+    def on_window(window: Window) -> None:
+        def show() -> None:
+            if as_table:
+                print(lines.table_row(window, plan, bool(options.stride)), flush=True)
+            else:
+                print(lines.running(window), end="", flush=True)
+
+        passes.add(window.index, window.seconds, show)
+
+    with open_session(parsed, plan.n_ctx) as session:
+        result = perplexity(session, tokens, options, on_window)
+    print(flush=True)
+    _log(lines.final_estimate(result))
+    print(flush=True)
+    _log_speed(name, result.n_tokens, result.seconds, result.logits_sha256)
+
+
+def _run_kl_divergence(parsed: Parsed) -> None:
+    name = "kl_divergence"
+    base = KldBase(Path(parsed["kl_divergence_base"]))
+    tokenizer = load_tokenizer(parsed["model"])
+    options = KldOptions(
+        n_ctx=parsed["ctx_size"],
+        n_batch=parsed["batch_size"],
+        bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
+        n_threads=_n_threads(parsed),
+    )
+    with open_session(parsed, base.n_ctx) as session:
+        plan = plan_kld(base, session.model.vocab_size, options)
+        _log(
+            f"{name}: computing over {plan.n_chunks} chunks, n_ctx={plan.n_ctx}, "
+            f"batch_size={plan.n_batch}, n_seq={plan.n_seq}"
+        )
+
+        def show_time(seconds: float) -> None:
+            _log(lines.pass_time(name, seconds, plan))
+            print(f"\n{lines.CHUNK_HEADER}", flush=True)
+
+        passes = lines.Passes(plan, show_time)
+
+        def on_window(window: KldWindow) -> None:
+            row = lines.kld_row(window.index, window.totals)
+            passes.add(window.index, window.seconds, lambda: print(row, flush=True))
+
+        result = kl_divergence(session, base, options, on_window)
+    print()
+    for line in lines.kld_statistics(result):
+        print(line)
+    print(flush=True)
+    if result.totals.count < MIN_COUNT_FOR_STATISTICS:
+        _log(
+            f"{name}: {result.totals.count} positions are scored, the closing statistics need "
+            f"{MIN_COUNT_FOR_STATISTICS}"
+        )
+    _log_speed(name, result.n_tokens, result.seconds, result.logits_sha256)
+
+
+def load_tokenizer(model: str) -> "Tokenizer":
+    """The tokenizer stored in a GGUF."""
+    from ..tokenizer import Tokenizer
+
+    return Tokenizer.from_gguf(model)
+
+
+@contextmanager
+def open_session(parsed: Parsed, n_ctx: int) -> "Iterator[Session]":
+    """Load the model of the command line for windows of ``n_ctx`` tokens; prints the settings."""
+    from ..model import Model
+    from ..session import Session
+
+    device = "cpu" if parsed["device"] == "none" else parsed["device"]
+    model = Model.load(parsed["model"], device=device)
+    try:
+        if n_ctx > model.context_length:
+            _log(
+                f"warning: the model was trained on {model.context_length} tokens, "
+                f"the window is {n_ctx}"
+            )
+        n_threads = _n_threads(parsed)
+        with Session(
+            model, n_ctx=n_ctx, n_threads=n_threads, n_ubatch=parsed["ubatch_size"]
+        ) as session:
+            _log(f"system_info: device = {device} | n_threads = {n_threads}")
+            yield session
+    finally:
+        model.close()
+
+
+def _read_text(parsed: Parsed) -> str:
+    sources = [key for key in ("prompt", "file", "binary_file") if key in parsed.given]
+    if len(sources) != 1:
+        given = " and ".join("--" + key.replace("_", "-") for key in sources) or "nothing"
+        raise FlagError(f"one text is needed (-f, -bf or -p), {given} is given")
+    if sources == ["prompt"]:
+        text: str = parsed["prompt"]
+    else:
+        path = parsed[sources[0]]
+        data = Path(path).read_bytes()
+        if sources == ["file"]:
+            data = data.removesuffix(b"\n")
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise FlagError(f"{path} is not UTF-8 at byte {error.start} of {len(data)}") from None
+    if parsed["escape"]:
+        text = re.sub(r"\\([nrt'\"\\])", lambda match: ESCAPES[match[1]], text)
+    return text
+
+
+def _n_threads(parsed: Parsed) -> int:
+    wanted: int = parsed["threads"] if parsed["threads_batch"] is None else parsed["threads_batch"]
+    return wanted if wanted > 0 else len(os.sched_getaffinity(0))
+
+
+def _path(name: str | None) -> Path | None:
+    return None if name is None else Path(name)
+
+
+def _log_speed(name: str, n_tokens: int, seconds: float, digest: str) -> None:
+    _log(f"{name}: {n_tokens} tokens in {seconds:.2f} s, {n_tokens / seconds:.2f} tokens/s")
+    _log(f"{name}: sha256 of the last logits = {digest[:16]}")
+
+
+def _log(*words: Any) -> None:
+    print(*words, file=sys.stderr, flush=True)

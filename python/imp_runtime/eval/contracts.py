@@ -1,0 +1,39 @@
+"""What evaluation needs of a model, a session and a sequence (structural types)."""
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
+Int32 = npt.NDArray[np.int32]
+
+
+class SequenceLike(Protocol):
+    """One conversation's state."""
+
+    def extend(self, tokens: Any, outputs: Any = "last") -> Float32:
+        """Logits float32 [n_out, n_vocab] from row ``outputs`` on; valid until the next call."""
+
+    def close(self) -> None:
+        """Free the sequence."""
+
+
+class ModelLike(Protocol):
+    """Loaded weights."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens in the vocabulary."""
+
+
+class SessionLike(Protocol):
+    """A model with room for sequences."""
+
+    @property
+    def model(self) -> ModelLike:
+        """The weights the session runs."""
+
+    def open(self) -> SequenceLike:
+        """A new, empty sequence."""

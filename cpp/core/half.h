@@ -48,7 +48,7 @@ IMP_INLINE std::uint16_t float_to_half(float f) {
 }
 
 // E4M3FN: 1-4-3 bits, bias 7, no infinity, 0x7f and 0xff are NaN.
-IMP_INLINE float e4m3_to_float(std::uint8_t b) {
+IMP_INLINE constexpr float e4m3_to_float(std::uint8_t b) {
   const std::uint32_t exponent = (b >> 3) & 15u;
   const std::uint32_t mantissa = b & 7u;
   float value;

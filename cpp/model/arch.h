@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cpp/gguf/key_values.h"
+#include "cpp/graph/tensor.h"
 #include "cpp/model/hparams.h"
 
 namespace imp {
@@ -31,10 +32,18 @@ struct TensorSpec {
   bool required = true;  // optional: absent `output.weight` means tied embeddings
 };
 
+class Builder;
+
+// Results of a step's graph.
+struct StepResults {
+  Tensor logits;  // [outputs, vocab]; absent if no row wants them
+};
+
 struct Arch {
   std::string_view name;                    // general.architecture
   HParams (*read)(const gguf::KeyValues&);  // fails naming the key and both values
   std::vector<TensorSpec> (*tensors)(const HParams&);
+  StepResults (*build)(Builder&);                            // one step over a batch of tokens
 };
 
 // nullptr if imp does not run it.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cpp/ops/act.h"
+#include "cpp/ops/recurrent.h"
 
 namespace imp {
 
@@ -99,7 +100,6 @@ inline constexpr std::int64_t max_experts = 65536;
 inline constexpr std::int64_t max_streams = 64;
 inline constexpr std::int64_t max_ngram_size = 8;
 inline constexpr std::int64_t max_ngram_heads = 64;
-inline constexpr std::int64_t max_conv_kernel = 32;
 inline constexpr std::int64_t max_index_ratio = 1024;
 
 }  // namespace imp

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "cpp/core/error.h"
+#include "cpp/model/builder.h"
 
 namespace imp {
 namespace {
@@ -330,6 +331,36 @@ class Table {
 
 std::vector<TensorSpec> tensors(const HParams& h) { return Table(h).take(); }
 
+StepResults build(Builder& b) {
+  const HParams& h = b.h;
+  Tensor r = b.g.tensor(b.rows, h.wide());
+  b.g.add(EmbedStreams{&b.weight("token_embd"), h.residual.streams, r});
+  const Tensor rope = b.g.tensor(b.rows, h.attention.rotary_dim);
+  b.g.add(RopeTable{h.attention.rotary_dim, h.attention.rope_theta, rope});
+
+  std::size_t next_ngram = 0;
+  for (std::int64_t l = 0; l < h.layers; ++l) {
+    const std::string blk = str("blk.", l, ".");
+    if (h.ngram && next_ngram < h.ngram->layers.size() && h.ngram->layers[next_ngram].layer == l)
+      r = b.named(b.ngram(r, next_ngram++), blk + "ngram_out");
+    const bool recurrent = h.recurrent[static_cast<std::size_t>(l)];
+    Mixed m = b.residual_read(r, blk + "hc_attn_", true);
+    b.named(m.x, blk + "attn_in");
+    const Tensor mixer = recurrent ? b.delta_net(m.x, l) : b.attention(m.x, rope, l);
+    r = b.residual_write(r, b.named(mixer, blk + "attn_out"), m.inject);
+    m = b.residual_read(r, blk + "hc_ffn_", true);
+    b.named(m.x, blk + "ffn_in");
+    r = b.residual_write(r, b.named(b.moe(m.x, l), blk + "ffn_out"), m.inject);
+    b.named(r, blk + "residual");
+  }
+  if (b.shape.outputs == 0) return {};
+  const Tensor last = b.g.tensor(b.shape.outputs, h.wide());
+  b.g.add(GatherOutputs{r, last});
+  const Mixed final_mix = b.residual_read(last, "output_hc_", false);
+  b.named(final_mix.x, "result_norm");
+  return {b.named(b.linear(final_mix.x, "output"), "logits")};
+}
+
 }  // namespace
 
 std::string ngram_table_name(std::size_t index, std::int64_t layer) {
@@ -337,6 +368,6 @@ std::string ngram_table_name(std::size_t index, std::int64_t layer) {
                     : str("blk.", layer, ".per_layer_token_embd.weight");
 }
 
-const Arch qwen4_exp = {"qwen4exp", read, tensors};
+const Arch qwen4_exp = {"qwen4exp", read, tensors, build};
 
 }  // namespace imp

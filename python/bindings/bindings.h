@@ -7,3 +7,5 @@ namespace nb = nanobind;
 
 void bind_gguf(nb::module_& m);
 void bind_sampler(nb::module_& m);
+void bind_model(nb::module_& m);
+void bind_session(nb::module_& m);

@@ -1,0 +1,47 @@
+// Gated residual streams ("hyper-connections"). C++20-clean.
+#pragma once
+
+#include "cpp/graph/tensor.h"
+
+namespace imp {
+
+// y_i = x_i / rms(x_i) * w_i for each of `groups` equal parts of a row; x, y [T, groups * n], w [groups * n]
+struct GroupNorm {
+  Tensor x;
+  Vector w;
+  std::int64_t groups;
+  float eps;
+  Tensor y;
+  template <class R, class W>
+  void visit(R reads, W writes) const {
+    reads(x);
+    writes(y);
+  }
+};
+
+// x = 1/streams * sum_i sigmoid(gate_i) * n_i; n, gate [T, streams * hidden], x [T, hidden]
+struct ResidualMix {
+  Tensor n, gate;
+  std::int64_t streams;
+  Tensor x;
+  template <class R, class W>
+  void visit(R reads, W writes) const {
+    reads(n);
+    reads(gate);
+    writes(x);
+  }
+};
+
+// r_i += 2 * s_i * y, in place; r [T, streams * hidden], y [T, hidden], s [T, streams] in (0, 1)
+struct ResidualInject {
+  Tensor r, y, s, out;  // out aliases r
+  template <class R, class W>
+  void visit(R reads, W writes) const {
+    reads(r);
+    reads(y);
+    reads(s);
+    writes(out);
+  }
+};
+
+}  // namespace imp

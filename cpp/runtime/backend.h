@@ -1,0 +1,57 @@
+// The seam between the runtime and a device: memory, copies, and running a planned graph. Five verbs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "cpp/graph/graph.h"
+#include "cpp/ops/step.h"
+
+namespace imp {
+
+struct BackendInfo {
+  std::string name;     // "cpu", "cuda"
+  std::string detail;   // instruction set and threads, or the device
+};
+
+// A graph bound to memory. Not thread-safe; tensors are valid until the next run.
+class Executable {
+ public:
+  virtual ~Executable() = default;
+  // `after` (may be empty) is called with each node's index once its results can be read.
+  virtual void run(const StepInputs&, const StepMemory&, const std::function<void(std::size_t)>& after) = 0;
+  virtual const float* data(Tensor) const = 0;  // host-readable
+};
+
+using Block = std::shared_ptr<std::byte>;
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual BackendInfo info() const = 0;
+  // Zeroed memory; fails with out_of_memory naming `what` and both numbers.
+  virtual Block alloc(std::size_t bytes, const char* what) = 0;
+  virtual void copy(std::byte* to, const std::byte* from, std::size_t bytes) = 0;
+  // `context`: the longest sequence in tokens that the executable will see.
+  virtual std::unique_ptr<Executable> compile(std::shared_ptr<const Graph>, Plan, std::int64_t context) = 0;
+  virtual void sync() = 0;
+};
+
+struct CpuOptions {
+  int threads = 0;              // 0: as many as the process may use
+  std::string kernels = "auto";  // or generic, avx2, avx512
+};
+std::shared_ptr<Backend> make_cpu_backend(const CpuOptions&);
+
+// Whether a CUDA device can be used, and one line that says what was found or why not.
+struct CudaStatus {
+  bool built = false;
+  bool usable = false;
+  std::string detail;
+};
+CudaStatus cuda_status();
+
+}  // namespace imp

@@ -1,0 +1,96 @@
+// Sequences over one model: opened, extended in steps of any mix, forked, closed.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <expected>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "cpp/memory/sequence_memory.h"
+#include "cpp/model/model.h"
+#include "cpp/runtime/programs.h"
+
+namespace imp {
+
+struct SessionOptions {
+  std::int64_t n_ctx = 0;          // tokens of the longest sequence; 0 = what the model was trained for, if it fits
+  std::int64_t max_seqs = 1;
+  std::int64_t n_ubatch = 512;     // tokens of one step at most
+  std::vector<std::string> taps;   // patterns of intermediates to keep a copy of
+  bool poison = false;             // NaN in unused memory
+};
+inline constexpr std::int64_t max_ctx = std::int64_t{1} << 30;
+inline constexpr std::int64_t max_ubatch = 65536;
+inline constexpr std::int64_t max_sequences = 65536;
+
+using SeqId = std::int64_t;
+
+struct StepRequest {
+  SeqId seq = 0;
+  std::span<const std::int32_t> tokens;
+  std::int64_t first_output = 0;  // logits for tokens[first_output..]; tokens.size() = none
+};
+
+struct Logits {
+  const float* data = nullptr;  // [rows, vocab], valid until the next step
+  std::int64_t rows = 0;
+};
+
+struct TapData {
+  std::string name;
+  DType dtype = DType::f32;
+  std::int64_t rows = 0, cols = 0;
+  std::vector<std::byte> data;
+};
+
+class Session {
+ public:
+  Session(std::shared_ptr<const Model> model, std::shared_ptr<Backend> backend, const SessionOptions& options);
+
+  const Model& model() const { return *model_; }
+  Backend& backend() const { return *backend_; }
+  std::int64_t n_ctx() const { return n_ctx_; }
+  std::int64_t n_ubatch() const { return options_.n_ubatch; }
+  std::int64_t open_sequences() const { return std::ssize(sequences_); }
+  const SequenceMemory& memory() const { return memory_; }
+
+  std::expected<SeqId, Shortage> open();
+  std::expected<SeqId, Shortage> fork(SeqId seq);
+  void close(SeqId seq);
+  const std::vector<std::int32_t>& tokens(SeqId seq) const;
+
+  // Runs all requests (different sequences, at most n_ubatch tokens together) in one step. On a Shortage nothing has
+  // happened. Tokens are checked first.
+  std::expected<Logits, Shortage> step(std::span<const StepRequest> requests);
+  // Copies of the last step's named intermediates.
+  const std::vector<TapData>& taps() const { return taps_; }
+  // Bytes of activations of the largest step so far.
+  std::size_t arena_bytes() const { return arena_bytes_; }
+
+ private:
+  struct Sequence {
+    std::vector<std::int32_t> tokens;
+    SequenceState state;
+  };
+  Sequence& find(SeqId seq);
+  void check(std::span<const StepRequest> requests);
+  void pack(std::span<const StepRequest> requests);
+
+  std::shared_ptr<const Model> model_;
+  std::shared_ptr<Backend> backend_;
+  SessionOptions options_;
+  std::int64_t n_ctx_;
+  SequenceMemory memory_;
+  Programs programs_;
+  std::unordered_map<SeqId, Sequence> sequences_;
+  SeqId next_id_ = 0;
+  StepInputs step_;
+  std::vector<TapData> taps_;
+  std::size_t arena_bytes_ = 0;
+};
+
+}  // namespace imp

@@ -37,3 +37,10 @@ class SessionLike(Protocol):
 
     def open(self) -> SequenceLike:
         """A new, empty sequence."""
+
+
+class TapSession(SessionLike, Protocol):
+    """A session that keeps named intermediates."""
+
+    def taps(self) -> dict[str, npt.NDArray[Any]]:
+        """Those of the last step, float32 or int32 [rows, width], in order of computation."""

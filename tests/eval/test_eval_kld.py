@@ -167,8 +167,10 @@ def test_damaged_files(data: bytes, message: str, tmp_path: Path) -> None:
     assert str(path) in str(caught.value) and caught.value.code == "bad_file"
 
 
-@pytest.mark.parametrize("field", [0, 4])
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [(0, float("nan")), (0, float("inf")), (0, -1.0), (4, float("nan")), (4, float("-inf"))],
+)
 def test_damaged_rows(field: int, value: float, tmp_path: Path) -> None:
     path = tmp_path / "bad.kld"
     row = 7 * 3 + 2  # third row of the fourth window

@@ -67,6 +67,12 @@ def test_bos_replaces_the_first_token_of_every_window() -> None:
     assert [tokens for _, tokens, _ in run.calls] == [[1, *TEXT[1:16]], [1, *TEXT[17:32]]]
 
 
+def test_strided_windows_keep_their_first_token() -> None:
+    run = session()
+    perplexity(run, TEXT * 2, PerplexityOptions(16, 256, chunks=2, stride=8, bos_id=1))
+    assert [tokens for _, tokens, _ in run.calls] == [TEXT[:256], TEXT[8:264]]
+
+
 def test_result_does_not_depend_on_threads_or_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     one = perplexity(session(), TEXT, PerplexityOptions(n_ctx=32))
     monkeypatch.setattr(numerics, "BLOCK_LOGITS", 3 * bigram.ODD_VOCAB)

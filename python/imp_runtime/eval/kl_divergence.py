@@ -177,8 +177,9 @@ def compare_rows(logits: Float32, base: KldRows, targets: Int32, n_threads: int 
         out.same_top[rows] = part.argmax(axis=1) == log_base.argmax(axis=1)
         terms = log_base - part
         terms += normaliser[:, None]
-        terms *= np.exp(log_base)
-        terms[log_base <= MIN_LOG_PROB] = 0
+        counted = log_base > MIN_LOG_PROB
+        terms *= np.exp(log_base, out=log_base)
+        terms *= counted
         out.kld[rows] = terms.sum(axis=1, dtype=np.float64)
 
     for_each_block(n_rows, n_vocab, n_threads, work)

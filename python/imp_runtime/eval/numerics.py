@@ -10,7 +10,7 @@ from .contracts import Float32, Float64, Int32
 
 # Rows handled at once are limited to this many logits, so that temporaries stay in cache-sized
 # blocks whatever the vocabulary.
-BLOCK_LOGITS = 1 << 21
+BLOCK_LOGITS = 1 << 18
 
 
 def blocks(n_rows: int, n_vocab: int) -> Iterator[slice]:
@@ -51,7 +51,8 @@ def row_max_and_sum_exp(logits: Float32) -> tuple[Float32, Float64]:
     The differences and their exponentials are float32, as in llama.cpp.
     """
     top = logits.max(axis=1)
-    return top, np.exp(logits - top[:, None]).sum(axis=1, dtype=np.float64)
+    shifted = logits - top[:, None]
+    return top, np.exp(shifted, out=shifted).sum(axis=1, dtype=np.float64)
 
 
 def token_nll(logits: Float32, targets: Int32, n_threads: int = 1) -> Float64:

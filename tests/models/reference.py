@@ -156,8 +156,8 @@ class Reference:
         x = w[e + "ngram_embedding.weight"][rows].reshape(len(r), -1)
         key = refs.linear(x, w[p + "key_proj.weight"])
         value = refs.linear(x, w[p + "value_proj.weight"])
-        norms = (1 + w[p + f"norm_{s}.weight"] for s in ("key", "query"))
-        gated = refs.ngram_gate(key, value, r, *norms, self.eps, self.streams)
+        norm_key, norm_query = (1 + w[p + f"norm_{s}.weight"] for s in ("key", "query"))
+        gated = refs.ngram_gate(key, value, r, norm_key, norm_query, self.eps, self.streams)
         taps = w[p + "conv1d.weight"][:, 0]
         history = np.zeros(((taps.shape[1] - 1) * n, r.shape[1]))
         norm = 1 + w[p + "norm_conv.weight"]

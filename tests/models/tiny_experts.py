@@ -69,8 +69,8 @@ def _put_nvfp4(
             q = f"{name}.{e}.{part}_proj."
             out[q + "weight"] = b.raw_bytes("U8", packed[e])
             out[q + "weight_scale"] = b.raw_bytes("F8_E4M3", scales[e])
-            out[q + "weight_scale_2"] = b.raw_f32(np.float32(scale2[e]))
-            out[q + "input_scale"] = b.raw_f32(np.float32(input_scale[e]))
+            out[q + "weight_scale_2"] = b.raw_f32(scale2[e : e + 1].reshape(()))
+            out[q + "input_scale"] = b.raw_f32(input_scale[e : e + 1].reshape(()))
 
 
 def _edge_cases(codes: np.ndarray, scales: np.ndarray) -> None:

@@ -38,7 +38,8 @@ def decode_f16(raw: U8) -> F64:
 def decode_bf16(raw: U8) -> F64:
     """bytes [n*2] -> [n]; the upper half of a float32."""
     b = np.frombuffer(raw.tobytes(), "<u2").astype(np.uint32) << 16
-    return b.view(np.float32).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # signalling NaN patterns
+        return b.view(np.float32).astype(np.float64)
 
 
 def decode_e4m3(raw: U8) -> F64:
@@ -280,7 +281,7 @@ def block_keys(raw: F64, weight: F64, eps: float, ratio: int, rotary_dim: int, t
     """raw index keys [T, D] of a sequence from its start -> one key per complete block,
     [T // ratio, D]: mean, norm, RoPE at the block's first position"""
     blocks = len(raw) // ratio
-    mean = raw[: blocks * ratio].reshape(blocks, ratio, -1).mean(axis=1)
+    mean = raw[: blocks * ratio].reshape(blocks, ratio, raw.shape[1]).mean(axis=1)
     first = [ratio * i for i in range(blocks)]
     return head_norm_rope(mean[:, None], weight, eps, first, rotary_dim, theta)[:, 0]
 
@@ -288,13 +289,14 @@ def block_keys(raw: F64, weight: F64, eps: float, ratio: int, rotary_dim: int, t
 def block_scores(q: F64, keys: F64) -> F64:
     """q [heads, D] of one token, keys [blocks, D] -> [blocks]: sum over heads of relu(q . key),
     over sqrt(D)"""
-    return np.maximum(keys @ q.T, 0).sum(axis=1) / math.sqrt(q.shape[1])
+    scores: F64 = np.maximum(keys @ q.T, 0).sum(axis=1) / math.sqrt(q.shape[1])
+    return scores
 
 
 def select_blocks(scores: F64, most: int) -> I64:
     """The `most` best blocks, ascending; among equal scores the lower block wins."""
-    order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
-    return np.array(sorted(order[:most]), np.int64)
+    order = np.argsort(-scores, kind="stable")
+    return np.sort(order[:most])
 
 
 def selected_keys(position: int, scores: F64, most: int, ratio: int) -> I64:
@@ -328,9 +330,7 @@ def route(logits: F64, k: int, renormalise: bool) -> tuple[I64, F64]:
     largest (lower id among equals), their sum brought to 1 if `renormalise`"""
     p = np.exp(logits - logits.max(axis=1, keepdims=True))
     p /= p.sum(axis=1, keepdims=True)
-    ids = np.array(
-        [sorted(range(p.shape[1]), key=lambda e, r=row: (-r[e], e))[:k] for row in logits], np.int64
-    )
+    ids = np.argsort(-logits, axis=1, kind="stable")[:, :k]  # stable: lower id first
     w = np.take_along_axis(p, ids, axis=1)
     return ids, w / w.sum(axis=1, keepdims=True) if renormalise else w
 
@@ -416,10 +416,11 @@ def ngram_conv(
 
 def log_softmax(logits: F64) -> F64:
     """[..., V] -> [..., V]"""
-    m = logits.max(axis=-1, keepdims=True)
-    return logits - m - np.log(np.exp(logits - m).sum(axis=-1, keepdims=True))
+    x = logits - logits.max(axis=-1, keepdims=True)
+    out: F64 = x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+    return out
 
 
 def argmax(logits: F64) -> I64:
     """[..., V] -> [...]; the lower id among equals"""
-    return np.argmax(logits, axis=-1)
+    return np.asarray(np.argmax(logits, axis=-1))

@@ -20,7 +20,7 @@ inline constexpr int group_elems = 16;  // elements that share one scale
 inline constexpr float e2m1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
                                    -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
-IMP_INLINE float scale(std::uint8_t b) {
+IMP_INLINE constexpr float scale(std::uint8_t b) {
   const std::uint8_t magnitude = b & 0x7f;
   return magnitude == 0x7f ? 0.0f : e4m3_to_float(magnitude);
 }

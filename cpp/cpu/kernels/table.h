@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpp/cpu/kernels/attention.h"
+#include "cpp/cpu/kernels/decode.h"
 #include "cpp/cpu/kernels/delta.h"
 #include "cpp/cpu/kernels/elementwise.h"
 #include "cpp/cpu/kernels/gemm.h"

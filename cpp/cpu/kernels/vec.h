@@ -7,9 +7,7 @@
 #include <immintrin.h>
 #endif
 
-#include <cmath>
 #include <cstdint>
-#include <cstring>
 
 #include "cpp/core/half.h"
 #include "cpp/quant/nvfp4.h"
@@ -59,10 +57,33 @@ inline V load_i8(const std::byte* p) {
   return {_mm512_cvtepi32_ps(
       _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
-// 16 bytes, each an index 0..15 into the E2M1 table
-inline V lookup_e2m1(__m128i codes) {
-  const __m512 table = _mm512_loadu_ps(nvfp4::e2m1);
-  return {_mm512_permutexvar_ps(_mm512_cvtepu8_epi32(codes), table)};
+inline V set1_f16(const std::byte* p) {
+  short h;
+  __builtin_memcpy(&h, p, sizeof h);
+  return {_mm512_cvtph_ps(_mm256_set1_epi16(h))};
+}
+// The 32 code bytes of an NVFP4 block: byte g of lane j has the code of element 16g + j in its low
+// four bits.
+struct E2m1Block {
+  __m512i v;
+};
+inline E2m1Block load_e2m1_block(const std::byte* p) {
+  const __m512i q = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  // Dwords 0, 2, 4, 6 hold bytes 0..3 of the four groups; a 4 x 4 byte transpose per 128 bits.
+  const __m512i spread = _mm512_permutexvar_epi32(
+      _mm512_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7, 0, 2, 4, 6, 1, 3, 5, 7), q);
+  const __m512i turned = _mm512_shuffle_epi8(
+      spread,
+      _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)));
+  return {
+      _mm512_srlv_epi32(turned, _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4, 4))};
+}
+// The lookup reads the low four bits of a lane and no others.
+template <int G>
+inline V e2m1_group(const E2m1Block& b) {
+  const __m512 table = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f,
+                                      -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
+  return {_mm512_permutexvar_ps(G == 0 ? b.v : _mm512_srli_epi32(b.v, 8 * G), table)};
 }
 
 #elif defined(IMP_VEC_AVX2)
@@ -124,14 +145,34 @@ inline V load_i8(const std::byte* p) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(q)),
           _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(q, 8)))};
 }
-// Codes 0..15 -> twice the E2M1 value by a byte shuffle, widened and halved (all exact). Loses the
-// sign of -0, which no sum can see.
-inline V lookup_e2m1(__m128i codes) {
-  const __m128i doubled = _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
-  const __m128i v = _mm_shuffle_epi8(doubled, codes);
-  const __m256 half = _mm256_set1_ps(0.5f);
-  return {_mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v)), half),
-          _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(v, 8))), half)};
+inline V set1_f16(const std::byte* p) {
+  short h;
+  __builtin_memcpy(&h, p, sizeof h);
+  const __m256 f = _mm256_cvtph_ps(_mm_set1_epi16(h));
+  return {f, f};
+}
+// The 32 code bytes of an NVFP4 block, nibbles apart.
+struct E2m1Block {
+  __m256i low, high;
+};
+inline E2m1Block load_e2m1_block(const std::byte* p) {
+  const __m256i q = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  const __m256i mask = _mm256_set1_epi8(15);
+  // The upper bytes of the fp16 values; the lower ones are zero.
+  const __m256i table =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 0x38, 0x3c, 0x3e, 0x40, 0x42, 0x44, 0x46, -0x80,
+                                                -0x48, -0x44, -0x42, -0x40, -0x3e, -0x3c, -0x3a));
+  return {_mm256_shuffle_epi8(table, _mm256_and_si256(q, mask)),
+          _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(q, 4), mask))};
+}
+template <int G>
+inline V e2m1_group(const E2m1Block& b) {
+  const auto half = [](__m256i bytes) {  // eight codes to fp32
+    const __m128i q = G < 2 ? _mm256_castsi256_si128(bytes) : _mm256_extracti128_si256(bytes, 1);
+    const __m128i zeros = _mm_setzero_si128();
+    return _mm256_cvtph_ps(G % 2 == 0 ? _mm_unpacklo_epi8(zeros, q) : _mm_unpackhi_epi8(zeros, q));
+  };
+  return {half(b.low), half(b.high)};
 }
 
 #else
@@ -151,10 +192,10 @@ inline V set1(float x) {
 }
 inline V load(const float* p) {
   V r;
-  std::memcpy(r.v, p, sizeof r.v);
+  __builtin_memcpy(r.v, p, sizeof r.v);
   return r;
 }
-inline void store(float* p, V a) { std::memcpy(p, a.v, sizeof a.v); }
+inline void store(float* p, V a) { __builtin_memcpy(p, a.v, sizeof a.v); }
 inline V load_n(const float* p, std::int64_t n) {
   V r{};
   for (std::int64_t i = 0; i < n; ++i) r.v[i] = p[i];
@@ -192,13 +233,13 @@ inline V scale2(V a, V n) {
   return each([&](int i) {
     const auto bits = static_cast<std::uint32_t>(static_cast<std::int32_t>(n.v[i]) + 127) << 23;
     float f;
-    std::memcpy(&f, &bits, sizeof f);
+    __builtin_memcpy(&f, &bits, sizeof f);
     return a.v[i] * f;
   });
 }
 inline std::uint16_t u16(const std::byte* p) {
   std::uint16_t h;
-  std::memcpy(&h, p, sizeof h);
+  __builtin_memcpy(&h, p, sizeof h);
   return h;
 }
 inline V load_bf16(const std::byte* p) {
@@ -211,32 +252,22 @@ inline V load_i8(const std::byte* p) {
   return each([&](int i) { return static_cast<float>(static_cast<std::int8_t>(p[i])); });
 }
 
-#endif
-
-// Four 16-element groups of one NVFP4 block, codes looked up but not scaled.
-struct Nvfp4Codes {
-  V group[4];
+inline V set1_f16(const std::byte* p) { return set1(half_to_float(u16(p))); }
+struct E2m1Block {
+  const std::byte* p;
 };
-inline Nvfp4Codes load_nvfp4_codes(const std::byte* block) {
-  Nvfp4Codes r;
-#if defined(IMP_VEC_AVX512) || defined(IMP_VEC_AVX2)
-  const __m128i mask = _mm_set1_epi8(15);
-  for (int h = 0; h < 2; ++h) {
-    const __m128i q = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 4 + 16 * h));
-    const __m128i lo = _mm_and_si128(q, mask);
-    const __m128i hi = _mm_and_si128(_mm_srli_epi16(q, 4), mask);
-    r.group[2 * h] = lookup_e2m1(_mm_unpacklo_epi64(lo, hi));
-    r.group[2 * h + 1] = lookup_e2m1(_mm_unpackhi_epi64(lo, hi));
-  }
-#else
-  for (int s = 0; s < 4; ++s)
-    r.group[s] = each([&](int i) {
-      const auto q = static_cast<std::uint8_t>(block[4 + 8 * s + (i & 7)]);
-      return nvfp4::e2m1[i < 8 ? (q & 15) : (q >> 4)];
-    });
-#endif
-  return r;
+inline E2m1Block load_e2m1_block(const std::byte* p) { return {p}; }
+template <int G>
+inline V e2m1_group(const E2m1Block& b) {
+  constexpr float table[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                               -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+  return each([&](int i) {
+    const auto q = static_cast<std::uint8_t>(b.p[8 * G + (i & 7)]);
+    return table[i < 8 ? (q & 15) : (q >> 4)];
+  });
 }
+
+#endif
 
 // Folds by halves: 16 -> 8 -> 4 -> 2 -> 1, the same order everywhere.
 inline float sum(V x) {
@@ -251,6 +282,42 @@ inline float sum(V x) {
   for (int n = 4; n > 0; n /= 2)
     for (int i = 0; i < n; ++i) t[i] += t[i + n];
   return t[0];
+#endif
+}
+
+// y[i] = alpha * sum(x[i]), the first n of four: the same additions as sum(), four at a time.
+inline void store_sums(const V* x, float alpha, float* y, std::int64_t n) {
+#if defined(IMP_VEC_AVX512)
+  const auto halves = [](__m512 a, __m512 b) {  // 8 lanes of a, 8 lanes of b
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+  };
+  const __m512 p = halves(x[0].v, x[1].v), q = halves(x[2].v, x[3].v);
+  __m512 s = _mm512_add_ps(_mm512_shuffle_f32x4(p, q, 0x88), _mm512_shuffle_f32x4(p, q, 0xdd));
+  s = _mm512_add_ps(s, _mm512_permute_ps(s, 0xee));
+  s = _mm512_add_ps(s, _mm512_permute_ps(s, 0x55));
+  const __m512i first = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+  const __m128 r =
+      _mm_mul_ps(_mm512_castps512_ps128(_mm512_permutexvar_ps(first, s)), _mm_set1_ps(alpha));
+  _mm_mask_storeu_ps(y, static_cast<__mmask8>((1u << n) - 1), r);
+#elif defined(IMP_VEC_AVX2)
+  const auto halves = [](V a, V b) {  // 4 lanes of a, 4 lanes of b
+    const __m256 c = _mm256_add_ps(a.a, a.b), d = _mm256_add_ps(b.a, b.b);
+    return _mm256_add_ps(_mm256_permute2f128_ps(c, d, 0x20), _mm256_permute2f128_ps(c, d, 0x31));
+  };
+  const __m256 p = halves(x[0], x[1]), q = halves(x[2], x[3]);
+  const __m256 s = _mm256_add_ps(_mm256_shuffle_ps(p, q, 0x44), _mm256_shuffle_ps(p, q, 0xee));
+  const __m256 t = _mm256_add_ps(_mm256_shuffle_ps(s, s, 0x88), _mm256_shuffle_ps(s, s, 0xdd));
+  const __m128 r = _mm_mul_ps(
+      _mm_unpacklo_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1)), _mm_set1_ps(alpha));
+  if (n == 4) {
+    _mm_storeu_ps(y, r);
+  } else {
+    float f[4];
+    _mm_storeu_ps(f, r);
+    for (std::int64_t i = 0; i < n; ++i) y[i] = f[i];
+  }
+#else
+  for (std::int64_t i = 0; i < n; ++i) y[i] = alpha * sum(x[i]);
 #endif
 }
 

@@ -59,6 +59,8 @@ class Sequence:
 class Session:
     """Records every call; counts open sequences."""
 
+    n_ubatch = 512
+
     def __init__(self, model: Model) -> None:
         self.model = model
         self.calls: list = []

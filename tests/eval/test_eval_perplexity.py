@@ -61,6 +61,15 @@ def test_windows_start_empty_and_ask_for_scored_rows_only() -> None:
     assert run.n_open == 0
 
 
+def test_pieces_are_no_longer_than_a_step() -> None:
+    run = session()
+    run.n_ubatch = 10
+    whole = perplexity(session(), TEXT, PerplexityOptions(n_ctx=32))
+    pieces = perplexity(run, TEXT, PerplexityOptions(n_ctx=32))
+    np.testing.assert_array_equal(pieces.nll, whole.nll)
+    assert {len(tokens) for _, tokens, _ in run.calls} == {10, 2}
+
+
 def test_bos_replaces_the_first_token_of_every_window() -> None:
     run = session()
     perplexity(run, TEXT, PerplexityOptions(n_ctx=16, n_batch=16, chunks=2, bos_id=1))

@@ -35,7 +35,7 @@ def register(app: typer.Typer) -> None:
         ] = DEFAULT_TOLERANCE,
         save: Annotated[Path | None, typer.Option(help="store A's run here (.npz)")] = None,
         device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
-        threads: Annotated[int, typer.Option("-t", "--threads", help="0: all cores")] = 0,
+        threads: Annotated[int, typer.Option("-t", "--threads", help="0: all cores", min=0)] = 0,
     ) -> None:
         """Compare named intermediates of two runs; tells the first one that differs.
 
@@ -125,14 +125,13 @@ def run_model(path: Path, ids: Int32, taps: tuple[str, ...], device: str, thread
     from ..model import Model
     from ..session import Session
 
-    model = Model.load(path, device=device)
-    try:
-        with Session(
+    with (
+        Model.load(path, device=device) as model,
+        Session(
             model, n_ctx=len(ids), n_threads=threads or None, n_ubatch=len(ids), taps=taps
-        ) as session:
-            return record(session, ids, str(path))
-    finally:
-        model.close()
+        ) as session,
+    ):
+        return record(session, ids, str(path))
 
 
 def print_report(report: DiffReport, a: str, b: str, tolerance: float) -> None:

@@ -235,21 +235,18 @@ def open_session(parsed: Parsed, n_ctx: int) -> "Iterator[Session]":
     from ..session import Session
 
     device = "cpu" if parsed["device"] == "none" else parsed["device"]
-    model = Model.load(parsed["model"], device=device)
-    try:
+    with Model.load(parsed["model"], device=device) as model:
+        for note in model.notes:
+            _log(f"{model.path}: {note}")
         if n_ctx > model.context_length:
             _log(
                 f"warning: the model was trained on {model.context_length} tokens, "
                 f"the window is {n_ctx}"
             )
-        n_threads = _n_threads(parsed)
-        with Session(
-            model, n_ctx=n_ctx, n_threads=n_threads, n_ubatch=parsed["ubatch_size"]
-        ) as session:
-            _log(f"system_info: device = {device} | n_threads = {n_threads}")
+        n_threads, n_ubatch = _n_threads(parsed), parsed["ubatch_size"]
+        with Session(model, n_ctx=n_ctx, n_threads=n_threads, n_ubatch=n_ubatch) as session:
+            _log(f"system_info: {session.backend} | n_ubatch = {n_ubatch} | kv cache f32")
             yield session
-    finally:
-        model.close()
 
 
 def _read_text(parsed: Parsed) -> str:

@@ -35,6 +35,10 @@ class SessionLike(Protocol):
     def model(self) -> ModelLike:
         """The weights the session runs."""
 
+    @property
+    def n_ubatch(self) -> int:
+        """Tokens of one step at most."""
+
     def open(self) -> SequenceLike:
         """A new, empty sequence."""
 

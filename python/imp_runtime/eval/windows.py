@@ -103,7 +103,7 @@ def _need(n_tokens: int, n_ctx: int) -> None:
 def run_window(
     session: SessionLike, window: Int32, plan: Plan, index: int
 ) -> Iterator[tuple[int, Float32]]:
-    """Evaluate one window in pieces of ``n_batch`` tokens from an empty sequence.
+    """Evaluate one window, step by step, from an empty sequence.
 
     Yields ``(position, logits)``: float32 [n, n_vocab] for the scored positions ``position ..
     position + n - 1``, valid until the next step.
@@ -115,10 +115,11 @@ def run_window(
     """
     where = f"chunk {index + 1} of {plan.n_chunks}"
     last = plan.n_ctx - 1  # its logits predict a token outside the window
+    step = min(plan.n_batch, session.n_ubatch)  # longer pieces would gather all their logits
     sequence = session.open()
     try:
-        for start in range(0, plan.n_ctx, plan.n_batch):
-            piece = window[start : start + plan.n_batch]
+        for start in range(0, plan.n_ctx, step):
+            piece = window[start : start + step]
             skip = min(max(plan.first - start, 0), len(piece))
             wanted = skip < len(piece)
             try:

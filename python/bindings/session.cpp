@@ -93,6 +93,9 @@ void bind_session(nb::module_& m) {
            nb::arg("seq"))
       .def("tokens", [](PySession& s, std::int64_t seq) { return s.use([&](imp::Session& x) { return x.tokens(seq); }); },
            nb::arg("seq"))
+      .def("length",
+           [](PySession& s, std::int64_t seq) { return s.use([&](imp::Session& x) { return std::ssize(x.tokens(seq)); }); },
+           nb::arg("seq"))
       .def(
           "step",
           [](nb::handle_t<PySession> self, const std::vector<std::tuple<std::int64_t, Tokens, std::int64_t>>& requests) {

@@ -1,0 +1,194 @@
+"""Sequences over a model: open, extend, fork, close, score."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from imp_runtime import _core
+from imp_runtime.errors import ImpError
+from imp_runtime.model import Model
+
+TokenIds = Items[int] | npt.NDArray[np.int32]
+Outputs = Literal["last", "all", "none"] | int
+Floats = npt.NDArray[np.float32]
+
+
+class Session:
+    """Memory and compiled steps for up to `max_seqs` sequences. One thread at a time."""
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        n_ctx: int | None = None,
+        max_seqs: int = 1,
+        n_threads: int | None = None,
+        n_ubatch: int = 512,
+        taps: Iterable[str] = (),
+        kernels: str = "auto",
+        poison: bool = False,
+    ):
+        """Plan memory.
+
+        Args:
+            model: shared with other sessions.
+            n_ctx: tokens of the longest sequence; None = what the model was trained for, less if memory is short.
+            max_seqs: sequences open at the same time.
+            n_threads: None = all processors that this process may use.
+            n_ubatch: tokens of one step at most.
+            taps: patterns (`*`, `?`) of intermediates that `taps()` returns, such as "blk.*.residual".
+            kernels: "auto", "generic", "avx2" or "avx512".
+            poison: fill unused memory with NaN (for tests).
+
+        Raises:
+            ImpError: a number is out of range, or memory is too small (naming both numbers).
+        """
+        self.model = model
+        self.core = _core.Session(
+            model.core,
+            n_ctx=n_ctx or 0,
+            max_seqs=max_seqs,
+            n_ubatch=n_ubatch,
+            n_threads=n_threads or 0,
+            kernels=kernels,
+            taps=list(taps),
+            poison=poison,
+        )
+        self._taps: dict[str, list[npt.NDArray[np.float32] | npt.NDArray[np.int32]]] = {}
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens of the longest sequence."""
+        return self.core.n_ctx
+
+    @property
+    def n_ubatch(self) -> int:
+        """Tokens of one step at most."""
+        return self.core.n_ubatch
+
+    @property
+    def backend(self) -> str:
+        """What runs the steps, e.g. "cpu: avx512, 2 threads"."""
+        return self.core.backend
+
+    def open(self) -> Sequence:
+        """A new sequence without tokens. Raises ImpError if max_seqs are open."""
+        return Sequence(self, self.core.open())
+
+    def taps(self) -> dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int32]]:
+        """Named intermediates of the last extend: name -> [rows, cols], one row per token (or per output)."""
+        return {name: np.concatenate(parts) for name, parts in self._taps.items()}
+
+    def close(self) -> None:
+        """Free all memory; its sequences become unusable."""
+        self.core.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _run(self, seq: int, tokens: npt.NDArray[np.int32], first: int) -> Floats:
+        """Extend in steps, so that Ctrl-C works between them. Returns float32 [len(tokens) - first, vocab]."""
+        step = self.n_ubatch
+        self._taps = {}
+        if len(tokens) <= step:
+            logits = self.core.step([(seq, tokens, first)])
+            self._collect_taps()
+            return logits
+        out = np.empty((len(tokens) - first, self.model.vocab_size), np.float32)
+        for begin in range(0, len(tokens), step):
+            part = tokens[begin : begin + step]
+            skip = min(max(first - begin, 0), len(part))
+            logits = self.core.step([(seq, part, skip)])
+            self._collect_taps()
+            done = begin + skip - first
+            if len(logits):
+                out[done : done + len(logits)] = logits
+        return out
+
+    def _collect_taps(self) -> None:
+        for name, value in self.core.taps().items():
+            self._taps.setdefault(name, []).append(value)
+
+
+class Sequence:
+    """One sequence of tokens with all of its state. Made by Session.open() or fork()."""
+
+    def __init__(self, session: Session, seq: int):
+        self._session = session
+        self._seq: int | None = seq
+
+    @property
+    def id(self) -> int:
+        """Handle in the session. Raises ImpError after close()."""
+        if self._seq is None:
+            raise ImpError("this sequence is closed")
+        return self._seq
+
+    @property
+    def tokens(self) -> list[int]:
+        """Token ids so far."""
+        return self._session.core.tokens(self.id)
+
+    @property
+    def length(self) -> int:
+        """Tokens so far."""
+        return self._session.core.length(self.id)
+
+    def extend(self, tokens: TokenIds, outputs: Outputs = "last") -> Floats:
+        """Append tokens and return logits.
+
+        Args:
+            tokens: token ids.
+            outputs: which positions: "last", "all", "none", or the first of `tokens` whose logits are wanted.
+
+        Returns:
+            float32 [n, vocab], row i = the distribution after that token; a view that is valid until the session's
+            next extend.
+
+        Raises:
+            ImpError: a token outside the vocabulary, more tokens than the context holds, or no free cache pages.
+        """
+        ids = np.ascontiguousarray(tokens, dtype=np.int32)
+        if ids.ndim != 1:
+            raise ImpError(f"tokens have {ids.ndim} dimensions, 1 needed")
+        if isinstance(outputs, int):
+            first = outputs
+        else:
+            first = {"last": max(len(ids) - 1, 0), "all": 0, "none": len(ids)}[outputs]
+        return self._session._run(self.id, ids, first)
+
+    def score(self, tokens: TokenIds) -> npt.NDArray[np.float64]:
+        """Append tokens and return -log p of each but the first: float64 [len(tokens) - 1], in nats."""
+        ids = np.ascontiguousarray(tokens, dtype=np.int32)
+        nll = np.empty(max(len(ids) - 1, 0))
+        step = self._session.n_ubatch
+        for begin in range(0, len(ids), step):
+            part = ids[begin : begin + step]
+            targets = ids[begin + 1 : begin + step + 1]
+            logits = self.extend(part, outputs="all")
+            nll[begin : begin + len(targets)] = _core.token_nll(logits[: len(targets)], targets)
+        return nll
+
+    def fork(self) -> Sequence:
+        """An independent copy that shares unchanged cache pages. Raises ImpError if max_seqs are open."""
+        return Sequence(self._session, self._session.core.fork(self.id))
+
+    def close(self) -> None:
+        """Give pages and state back."""
+        if self._seq is not None:
+            self._session.core.close_sequence(self._seq)
+            self._seq = None
+
+    def __enter__(self) -> Sequence:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

@@ -16,17 +16,16 @@ def _alphabet() -> dict[str, int]:
 
 
 BYTE_OF_CHAR = _alphabet()
+_BYTE_CHARS = frozenset(BYTE_OF_CHAR)
+_TO_LATIN1 = {ord(c): b for c, b in BYTE_OF_CHAR.items()}
 _NOT_IN_UTF8 = {0xC0, 0xC1, *range(0xF5, 0x100)}
 
 
 def piece_bytes(piece: str) -> bytes:
     """The bytes of a piece written in the byte alphabet (other characters as UTF-8)."""
-    try:
-        return bytes([BYTE_OF_CHAR[c] for c in piece])
-    except KeyError:
-        return b"".join(
-            bytes([BYTE_OF_CHAR[c]]) if c in BYTE_OF_CHAR else c.encode() for c in piece
-        )
+    if _BYTE_CHARS.issuperset(piece):
+        return piece.translate(_TO_LATIN1).encode("latin-1")
+    return b"".join(bytes([BYTE_OF_CHAR[c]]) if c in BYTE_OF_CHAR else c.encode() for c in piece)
 
 
 class BpeEncoder:

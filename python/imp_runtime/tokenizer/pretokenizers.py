@@ -41,7 +41,7 @@ _TABLE = {
     ("llama-bpe", "llama3", "llama-v3"): PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True),
     ("dbrx", "smaug-bpe"): PreTokenizer((_LLAMA3,)),
     ("glm4",): PreTokenizer((_LLAMA3,), ignore_merges=True),
-    ("gpt-2", "phi-2"): PreTokenizer((_GPT2,)),
+    ("gpt-2", "phi-2", "mpt", "olmo"): PreTokenizer((_GPT2,)),
     ("smollm", "starcoder", "refact", "command-r"): PreTokenizer((r"\p{N}", _GPT2)),
     ("deepseek-v3",): PreTokenizer((r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+", _DEEPSEEK3)),
     ("deepseek-coder",): PreTokenizer(

@@ -58,20 +58,23 @@ class SpmEncoder:
 
 def _model(vocab: Vocab, scores: list[float]) -> bytes:
     """A serialized sentencepiece.ModelProto (field numbers: sentencepiece_model.proto)."""
-    pieces = b""
     unknown = vocab.ids_of(TokenType.UNKNOWN)
-    if len(unknown) != 1:
-        raise ImpError(f"a SentencePiece vocabulary has 1 unknown token, this one {len(unknown)}")
+    if not unknown:
+        raise ImpError("a SentencePiece vocabulary needs a token of type UNKNOWN, this one has none")
+    unk_id = vocab.unk_id if vocab.unk_id in unknown else unknown[0]
     parts = []
-    for piece, score, kind in zip(vocab.pieces, scores, vocab.types, strict=True):
+    entries = zip(vocab.pieces, scores, vocab.types, strict=True)
+    for token, (piece, score, kind) in enumerate(entries):
         if kind == TokenType.USER_DEFINED:  # stored with plain spaces
             piece = piece.replace(" ", SPACE)
+        elif kind == TokenType.UNKNOWN and token != unk_id:  # the library allows one
+            kind = TokenType.UNUSED
         entry = _bytes(1, piece.encode()) + _float(2, score) + _int(3, int(kind))
         parts.append(_bytes(1, entry))
     pieces = b"".join(parts)
     byte_fallback = len(vocab.ids_of(TokenType.BYTE)) == _BYTE_PIECES
     bpe = 2
-    trainer = _int(3, bpe) + _int(35, byte_fallback) + _int(40, unknown[0])
+    trainer = _int(3, bpe) + _int(35, byte_fallback) + _int(40, unk_id)
     for field, value in ((41, vocab.bos_id), (42, vocab.eos_id), (43, None)):
         trainer += _int(field, -1 if value is None else value)
     normalizer = _int(3, bool(vocab.get("add_space_prefix", True)))

@@ -29,6 +29,9 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
+_TYPES = {t.value: t for t in TokenType}
+
+
 class Vocab:
     """Pieces and special ids.
 
@@ -106,6 +109,7 @@ def _text(token: int, piece: str) -> str:
 
 
 def _type(token: int, value: Any) -> TokenType:
-    if int(value) not in TokenType.__members__.values():
+    kind = _TYPES.get(int(value))
+    if kind is None:
         raise ImpError(f"tokenizer.ggml.token_type of token {token} is {value}, not 1 to 6")
-    return TokenType(int(value))
+    return kind

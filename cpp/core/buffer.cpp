@@ -9,8 +9,10 @@ namespace imp {
 
 Buffer::Buffer(std::size_t bytes, const char* what) {
   if (bytes == 0) return;
-  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (p == MAP_FAILED) fail(ErrorCode::out_of_memory, str(what, ": the system has no ", bytes, " bytes to map"));
+  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED)
+    fail(ErrorCode::out_of_memory, str(what, ": the system has no ", bytes, " bytes to map"));
   data_ = static_cast<std::byte*>(p);
   size_ = bytes;
 }

@@ -72,17 +72,21 @@ struct CgroupFiles {
   const char *limit, *usage, *cache;
 };
 constexpr CgroupFiles v2 = {"memory.max", "memory.current", "inactive_file"};
-constexpr CgroupFiles v1 = {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"};
+constexpr CgroupFiles v1 = {"memory.limit_in_bytes", "memory.usage_in_bytes",
+                            "total_inactive_file"};
 
-// Takes the smallest headroom from the process's cgroup up to the root. Reclaimable file cache counts as free.
-void limit_by(MemoryInfo& info, const std::string& root, std::string group, const CgroupFiles& files) {
+// Takes the smallest headroom from the process's cgroup up to the root. Reclaimable file cache
+// counts as free.
+void limit_by(MemoryInfo& info, const std::string& root, std::string group,
+              const CgroupFiles& files) {
   for (;;) {
     const std::string dir = root + group;
     const auto limit = read_number(dir + "/" + files.limit);
     const auto usage = read_number(dir + "/" + files.usage);
     if (limit && usage && *limit < info.total_bytes) {
       const std::int64_t used = *usage - stat_field(dir + "/memory.stat", files.cache);
-      const std::int64_t headroom = std::max<std::int64_t>(0, *limit - std::max<std::int64_t>(0, used));
+      const std::int64_t headroom =
+          std::max<std::int64_t>(0, *limit - std::max<std::int64_t>(0, used));
       if (headroom < info.available_bytes) {
         info.available_bytes = headroom;
         info.limited_by = dir + "/" + files.limit;
@@ -104,8 +108,8 @@ CpuFeatures cpu_features([[maybe_unused]] bool request_amx) {
   const bool fma = c & bit_FMA, f16c = c & bit_F16C;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return f;
   f.avx2 = (state & state_avx) == state_avx && (b & bit_AVX2) && (b & bit_BMI2) && fma && f16c;
-  f.avx512 = f.avx2 && (state & state_avx512) == state_avx512 && (b & bit_AVX512F) && (b & bit_AVX512BW) &&
-             (b & bit_AVX512VL) && (b & bit_AVX512DQ);
+  f.avx512 = f.avx2 && (state & state_avx512) == state_avx512 && (b & bit_AVX512F) &&
+             (b & bit_AVX512BW) && (b & bit_AVX512VL) && (b & bit_AVX512DQ);
   f.avx512_vnni = f.avx512 && (c & bit_AVX512VNNI);
   const bool amx = (d & (1u << 25)) && (state & state_amx) == state_amx;
   if (__get_cpuid_count(7, 1, &a, &b, &c, &d)) f.avx512_bf16 = f.avx512 && (a & (1u << 5));
@@ -149,7 +153,8 @@ MemoryInfo memory_info(const std::string& proc, const std::string& sys) {
   while (std::getline(groups, line)) {  // id:controllers:path
     const std::size_t first = line.find(':'), second = line.find(':', first + 1);
     if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1), path = line.substr(second + 1);
+    const std::string controllers = line.substr(first + 1, second - first - 1),
+                      path = line.substr(second + 1);
     if (controllers.empty()) {
       limit_by(info, sys, path, v2);
     } else if (("," + controllers + ",").find(",memory,") != std::string::npos) {

@@ -7,15 +7,15 @@
 namespace imp {
 
 struct CpuFeatures {
-  bool avx2 = false;         // AVX2, FMA, F16C and BMI2, with the registers enabled by the system
-  bool avx512 = false;       // AVX-512 F, BW, VL, DQ, with the registers enabled
+  bool avx2 = false;    // AVX2, FMA, F16C and BMI2, with the registers enabled by the system
+  bool avx512 = false;  // AVX-512 F, BW, VL, DQ, with the registers enabled
   bool avx512_vnni = false;
   bool avx512_bf16 = false;
-  bool amx_int8 = false;     // only after the kernel granted this process the tile registers
+  bool amx_int8 = false;  // only after the kernel granted this process the tile registers
 };
 
-// Asks the processor and the kernel. The AMX request concerns the whole process and has to come before any worker
-// thread starts; without the grant the first tile instruction would be SIGILL.
+// Asks the processor and the kernel. The AMX request concerns the whole process and has to come
+// before any worker thread starts; without the grant the first tile instruction would be SIGILL.
 CpuFeatures cpu_features(bool request_amx = false);
 std::string describe(const CpuFeatures&);
 
@@ -24,8 +24,9 @@ int usable_processors();
 
 struct MemoryInfo {
   std::int64_t total_bytes = 0;
-  std::int64_t available_bytes = 0;  // min(MemAvailable, headroom of every cgroup above this process)
-  std::string limited_by;            // "MemAvailable" or the cgroup file that decided
+  std::int64_t available_bytes =
+      0;                   // min(MemAvailable, headroom of every cgroup above this process)
+  std::string limited_by;  // "MemAvailable" or the cgroup file that decided
 };
 MemoryInfo memory_info();
 // The same from another root, for tests: `proc` and `sys` replace /proc and /sys/fs/cgroup.

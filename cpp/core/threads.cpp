@@ -1,4 +1,5 @@
-// Workers wait for a new epoch: first spinning, since the next loop usually follows within microseconds, then asleep.
+// Workers wait for a new epoch: first spinning, since the next loop usually follows within
+// microseconds, then asleep.
 #include "cpp/core/threads.h"
 
 #include "cpp/core/error.h"

@@ -1,5 +1,5 @@
-// A fixed team of threads that shares loops. Tasks are taken from one counter, so which thread runs a task is open,
-// but a task's result must not depend on it.
+// A fixed team of threads that shares loops. Tasks are taken from one counter, so which thread runs
+// a task is open, but a task's result must not depend on it.
 #pragma once
 
 #include <atomic>
@@ -24,8 +24,8 @@ class ThreadPool {
 
   int size() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // Calls f(task, thread) for every task in [0, tasks); thread is in [0, size()). Returns when all are done and
-  // rethrows the first exception. Not reentrant.
+  // Calls f(task, thread) for every task in [0, tasks); thread is in [0, size()). Returns when all
+  // are done and rethrows the first exception. Not reentrant.
   template <class F>
   void parallel_for(std::int64_t tasks, F&& f) {
     using Function = std::remove_reference_t<F>;
@@ -34,7 +34,11 @@ class ThreadPool {
       for (std::int64_t t = 0; t < tasks; ++t) f(t, 0);
       return;
     }
-    run(tasks, [](void* context, std::int64_t task, int thread) { (*static_cast<Function*>(context))(task, thread); },
+    run(
+        tasks,
+        [](void* context, std::int64_t task, int thread) {
+          (*static_cast<Function*>(context))(task, thread);
+        },
         const_cast<std::remove_const_t<Function>*>(std::addressof(f)));
   }
 

@@ -1,5 +1,5 @@
-// Attention over the paged cache, dense or restricted to the indexer's blocks. Every token is computed by itself,
-// so its result depends neither on chunk boundaries nor on its neighbours.
+// Attention over the paged cache, dense or restricted to the indexer's blocks. Every token is
+// computed by itself, so its result depends neither on chunk boundaries nor on its neighbours.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -13,7 +13,8 @@ namespace {
 void rotation(std::int64_t position, std::int64_t dim, double theta, float* cos, float* sin) {
   for (std::int64_t j = 0; j < dim / 2; ++j) {
     const float exponent = static_cast<float>(2 * j) / static_cast<float>(dim);
-    const float frequency = 1.0f / static_cast<float>(std::pow(theta, static_cast<double>(exponent)));
+    const float frequency =
+        1.0f / static_cast<float>(std::pow(theta, static_cast<double>(exponent)));
     const float angle = static_cast<float>(position) * frequency;
     cos[j] = std::cos(angle);
     sin[j] = std::sin(angle);
@@ -57,7 +58,8 @@ void run(const KvStore& op, const Context& c) {
   for (const Chunk& chunk : c.step.chunks)
     for (std::int64_t i = 0; i < chunk.rows; ++i) {
       const std::int64_t p = chunk.position + i;
-      const std::int64_t at = (page_of(chunk, p, page_tokens) * page_tokens + p % page_tokens) * op.width;
+      const std::int64_t at =
+          (page_of(chunk, p, page_tokens) * page_tokens + p % page_tokens) * op.width;
       std::memcpy(kv.k + at, c.row(op.k, chunk.row + i), bytes);
       std::memcpy(kv.v + at, c.row(op.v, chunk.row + i), bytes);
     }
@@ -67,7 +69,8 @@ void run(const IndexKeys& op, const Context& c) {
   const KvLayer& kv = c.memory.kv[static_cast<std::size_t>(op.layer)];
   const std::int64_t page_tokens = c.memory.page_tokens, half = op.rotary_dim / 2;
   const auto bytes = static_cast<std::size_t>(op.dim) * sizeof(float);
-  c.pool.parallel_for(static_cast<std::int64_t>(c.step.chunks.size()), [&](std::int64_t task, int thread) {
+  c.pool.parallel_for(static_cast<std::int64_t>(c.step.chunks.size()), [&](std::int64_t task,
+                                                                           int thread) {
     const Chunk& chunk = c.step.chunks[static_cast<std::size_t>(task)];
     float* tail = c.memory.state_at(chunk, op.state);
     float* cos = c.scratch(thread);
@@ -76,7 +79,8 @@ void run(const IndexKeys& op, const Context& c) {
       std::memcpy(tail + p % op.ratio * op.dim, c.row(op.raw, chunk.row + i), bytes);
       if ((p + 1) % op.ratio != 0) continue;
       const std::int64_t first = p + 1 - op.ratio;
-      float* key = kv.index + (page_of(chunk, p, page_tokens) * page_tokens + first % page_tokens) / op.ratio * op.dim;
+      float* key = kv.index + (page_of(chunk, p, page_tokens) * page_tokens + first % page_tokens) /
+                                  op.ratio * op.dim;
       std::memset(key, 0, bytes);
       for (std::int64_t r = 0; r < op.ratio; ++r) c.k.axpy(1, tail + r * op.dim, key, op.dim);
       for (std::int64_t d = 0; d < op.dim; ++d) key[d] /= static_cast<float>(op.ratio);
@@ -101,7 +105,8 @@ void run(const IndexSelect& op, const Context& c) {
     float* score = c.scratch(thread);
     auto* order = reinterpret_cast<std::int32_t*>(score + block_dim_padded(blocks));
     for (std::int64_t b = 0; b < blocks; ++b) {
-      const float* key = kv.index + (chunk.pages[b / page_blocks] * page_blocks + b % page_blocks) * op.dim;
+      const float* key =
+          kv.index + (chunk.pages[b / page_blocks] * page_blocks + b % page_blocks) * op.dim;
       float sum = 0;
       for (std::int64_t h = 0; h < op.heads; ++h)
         sum += std::max(0.0f, c.k.dot(c.row(op.q, t) + h * op.dim, key, op.dim));
@@ -118,7 +123,8 @@ void run(const IndexSelect& op, const Context& c) {
 
 void run(const Attend& op, const Context& c) {
   const KvLayer& kv = c.memory.kv[static_cast<std::size_t>(op.layer)];
-  const std::int64_t page_tokens = c.memory.page_tokens, width = op.kv_heads * op.dim, group = op.heads / op.kv_heads;
+  const std::int64_t page_tokens = c.memory.page_tokens, width = op.kv_heads * op.dim,
+                     group = op.heads / op.kv_heads;
   const float scale = 1 / std::sqrt(static_cast<float>(op.dim));
   c.pool.parallel_for(c.rows(op.q) * op.kv_heads, [&](std::int64_t task, int thread) {
     const std::int64_t t = task / op.kv_heads, head = task % op.kv_heads;
@@ -134,20 +140,24 @@ void run(const Attend& op, const Context& c) {
     std::int64_t n = 0;
     const auto take = [&](std::int64_t first, std::int64_t end) {
       for (std::int64_t p = first; p < end; ++p, ++n) {
-        const std::int64_t at = (page_of(chunk, p, page_tokens) * page_tokens + p % page_tokens) * width + head * op.dim;
+        const std::int64_t at =
+            (page_of(chunk, p, page_tokens) * page_tokens + p % page_tokens) * width +
+            head * op.dim;
         keys[n] = kv.k + at;
         values[n] = kv.v + at;
       }
     };
     if (sparse) {
-      for (std::int64_t b = 0; b < op.blocks; ++b) take(selected[b] * op.ratio, (selected[b] + 1) * op.ratio);
+      for (std::int64_t b = 0; b < op.blocks; ++b)
+        take(selected[b] * op.ratio, (selected[b] + 1) * op.ratio);
       take(visible / op.ratio * op.ratio, visible);
     } else {
       take(0, visible);
     }
     const std::int64_t first = head * group;
     float* y = c.row(op.y, t) + first * op.dim;
-    c.k.attend(c.row(op.q, t) + first * op.dim, op.dim, keys, values, n, group, op.dim, scale, scores, y, op.dim);
+    c.k.attend(c.row(op.q, t) + first * op.dim, op.dim, keys, values, n, group, op.dim, scale,
+               scores, y, op.dim);
     for (std::int64_t h = 0; h < group; ++h)
       c.k.sigmoid_mul(c.row(op.qg, t) + (2 * (first + h) + 1) * op.dim, y + h * op.dim, op.dim);
   });

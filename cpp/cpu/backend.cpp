@@ -15,11 +15,15 @@ const cpu::Kernels& choose_kernels(const std::string& wanted) {
 #if defined(__x86_64__)
   const CpuFeatures f = cpu_features();
   if (wanted == "avx512" || (wanted == "auto" && f.avx512)) {
-    if (!f.avx512) fail(ErrorCode::unsupported, str("avx512 kernels asked for, but this processor has ", describe(f)));
+    if (!f.avx512)
+      fail(ErrorCode::unsupported,
+           str("avx512 kernels asked for, but this processor has ", describe(f)));
     return cpu::avx512_kernels;
   }
   if (wanted == "avx2" || (wanted == "auto" && f.avx2)) {
-    if (!f.avx2) fail(ErrorCode::unsupported, str("avx2 kernels asked for, but this processor has ", describe(f)));
+    if (!f.avx2)
+      fail(ErrorCode::unsupported,
+           str("avx2 kernels asked for, but this processor has ", describe(f)));
     return cpu::avx2_kernels;
   }
 #endif
@@ -34,8 +38,9 @@ class Workspace {
     if (bytes > buffer_.size()) {
       const MemoryInfo memory = memory_info();
       if (static_cast<std::int64_t>(bytes - buffer_.size()) > memory.available_bytes)
-        fail(ErrorCode::out_of_memory, str(what, " needs ", bytes, " bytes, ", memory.available_bytes,
-                                           " are available (", memory.limited_by, ")"));
+        fail(ErrorCode::out_of_memory,
+             str(what, " needs ", bytes, " bytes, ", memory.available_bytes, " are available (",
+                 memory.limited_by, ")"));
       buffer_ = Buffer();
       buffer_ = Buffer(bytes, what);
     }
@@ -55,18 +60,21 @@ struct Shared {
 
 class CpuExecutable final : public Executable {
  public:
-  CpuExecutable(std::shared_ptr<Shared> shared, std::shared_ptr<const Graph> graph, Plan plan, std::int64_t context)
+  CpuExecutable(std::shared_ptr<Shared> shared, std::shared_ptr<const Graph> graph, Plan plan,
+                std::int64_t context)
       : shared_(std::move(shared)), graph_(std::move(graph)), plan_(std::move(plan)) {
     for (const Node& node : graph_->nodes())
       scratch_floats_ = std::max(scratch_floats_, cpu::scratch_floats(*graph_, node.op, context));
   }
 
-  void run(const StepInputs& step, const StepMemory& memory, const std::function<void(std::size_t)>& after) override {
+  void run(const StepInputs& step, const StepMemory& memory,
+           const std::function<void(std::size_t)>& after) override {
     arena_ = shared_->arena.at_least(plan_.bytes, "activations");
     const std::size_t threads = static_cast<std::size_t>(shared_->pool.size());
-    std::byte* scratch = shared_->scratch.at_least(threads * scratch_floats_ * sizeof(float), "thread workspace");
-    const cpu::Context context(*graph_, plan_, arena_, reinterpret_cast<float*>(scratch), scratch_floats_,
-                               shared_->kernels, shared_->pool, step, memory);
+    std::byte* scratch =
+        shared_->scratch.at_least(threads * scratch_floats_ * sizeof(float), "thread workspace");
+    const cpu::Context context(*graph_, plan_, arena_, reinterpret_cast<float*>(scratch),
+                               scratch_floats_, shared_->kernels, shared_->pool, step, memory);
     for (std::size_t i = 0; i < graph_->nodes().size(); ++i) {
       std::visit([&](const auto& op) { cpu::run(op, context); }, graph_->nodes()[i].op);
       if (after) after(i);
@@ -88,7 +96,8 @@ class CpuExecutable final : public Executable {
 class CpuBackend final : public Backend {
  public:
   explicit CpuBackend(const CpuOptions& o)
-      : shared_(std::make_shared<Shared>(o.threads == 0 ? usable_processors() : o.threads, choose_kernels(o.kernels))) {}
+      : shared_(std::make_shared<Shared>(o.threads == 0 ? usable_processors() : o.threads,
+                                         choose_kernels(o.kernels))) {}
 
   BackendInfo info() const override {
     return {"cpu", str(shared_->kernels.name, ", ", shared_->pool.size(), " threads")};
@@ -97,8 +106,12 @@ class CpuBackend final : public Backend {
     const auto buffer = std::make_shared<Buffer>(bytes, what);
     return {buffer, buffer->data()};
   }
-  void copy(std::byte* to, const std::byte* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
-  std::unique_ptr<Executable> compile(std::shared_ptr<const Graph> graph, Plan plan, std::int64_t context) override {
+  void copy(std::byte* to, const std::byte* from, std::size_t bytes) override {
+    std::memcpy(to, from, bytes);
+  }
+  void fill(float* p, std::int64_t n, float value) override { std::fill_n(p, n, value); }
+  std::unique_ptr<Executable> compile(std::shared_ptr<const Graph> graph, Plan plan,
+                                      std::int64_t context) override {
     return std::make_unique<CpuExecutable>(shared_, std::move(graph), std::move(plan), context);
   }
   void sync() override {}
@@ -109,6 +122,8 @@ class CpuBackend final : public Backend {
 
 }  // namespace
 
-std::shared_ptr<Backend> make_cpu_backend(const CpuOptions& options) { return std::make_shared<CpuBackend>(options); }
+std::shared_ptr<Backend> make_cpu_backend(const CpuOptions& options) {
+  return std::make_shared<CpuBackend>(options);
+}
 
 }  // namespace imp

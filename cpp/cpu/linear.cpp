@@ -25,18 +25,21 @@ void run(const Linear& op, const Context& c) {
   const std::int64_t rows = c.rows(op.x), n = w.rows, k = w.cols;
   const Tiling tiling = tile(n, k, rows, c.pool.size());
   c.pool.parallel_for(tiling.tasks(), [&](std::int64_t task, int thread) {
-    const std::int64_t t0 = task % tiling.t_blocks * tiling.t_block, t1 = std::min(rows, t0 + tiling.t_block);
-    const std::int64_t n0 = task / tiling.t_blocks * tiling.n_block, n1 = std::min(n, n0 + tiling.n_block);
+    const std::int64_t t0 = task % tiling.t_blocks * tiling.t_block,
+                       t1 = std::min(rows, t0 + tiling.t_block);
+    const std::int64_t n0 = task / tiling.t_blocks * tiling.n_block,
+                       n1 = std::min(n, n0 + tiling.n_block);
     std::array<const float*, max_rows_per_task> x;
     std::array<float*, max_rows_per_task> y;
     for (std::int64_t t = t0; t < t1; ++t) {
       x[static_cast<std::size_t>(t - t0)] = c.row(op.x, t);
       y[static_cast<std::size_t>(t - t0)] = c.row(op.y, t);
     }
-    c.k.gemm({w.dtype, w.data, w.row_bytes, k, x.data(), y.data(), t1 - t0, op.alpha * w.scale}, n0, n1,
-             c.scratch(thread));
+    c.k.gemm({w.dtype, w.data, w.row_bytes, k, x.data(), y.data(), t1 - t0, op.alpha * w.scale}, n0,
+             n1, c.scratch(thread));
     if (op.act != Act::none)
-      for (std::int64_t t = t0; t < t1; ++t) c.k.activate(op.act, c.row(op.y, t) + n0, c.row(op.y, t) + n0, n1 - n0);
+      for (std::int64_t t = t0; t < t1; ++t)
+        c.k.activate(op.act, c.row(op.y, t) + n0, c.row(op.y, t) + n0, n1 - n0);
   });
 }
 

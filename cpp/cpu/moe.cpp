@@ -1,4 +1,5 @@
-// Routing, and the experts grouped so that each weight row is decoded once for all tokens that chose it.
+// Routing, and the experts grouped so that each weight row is decoded once for all tokens that
+// chose it.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -58,14 +59,16 @@ Groups group_by_expert(const std::int32_t* ids, std::int64_t n, std::int64_t exp
   }
   g.slots.resize(static_cast<std::size_t>(n));
   for (std::int64_t i = 0; i < n; ++i)
-    g.slots[static_cast<std::size_t>(start[static_cast<std::size_t>(ids[i])]++)] = static_cast<std::int32_t>(i);
+    g.slots[static_cast<std::size_t>(start[static_cast<std::size_t>(ids[i])]++)] =
+        static_cast<std::int32_t>(i);
   return g;
 }
 
 // One expert's rows of y for its slots: y[slot] = w x(slot), columns n0..n1.
 template <class X>
-void expert_rows(const Context& c, const ExpertBank& bank, const Groups& g, const Groups::Group& group, X x_of, Tensor y,
-                 std::int64_t n0, std::int64_t n1, float* scratch) {
+void expert_rows(const Context& c, const ExpertBank& bank, const Groups& g,
+                 const Groups::Group& group, X x_of, Tensor y, std::int64_t n0, std::int64_t n1,
+                 float* scratch) {
   std::array<const float*, max_rows_per_task> x;
   std::array<float*, max_rows_per_task> rows;
   for (std::int64_t i = 0; i < group.count; ++i) {
@@ -75,8 +78,8 @@ void expert_rows(const Context& c, const ExpertBank& bank, const Groups& g, cons
   }
   const Weight& w = bank.expert;
   const float scale = w.scale * (bank.scales != nullptr ? bank.scales[group.expert] : 1.0f);
-  c.k.gemm({w.dtype, w.data + static_cast<std::size_t>(group.expert) * bank.expert_bytes, w.row_bytes, w.cols, x.data(),
-            rows.data(), group.count, scale},
+  c.k.gemm({w.dtype, w.data + static_cast<std::size_t>(group.expert) * bank.expert_bytes,
+            w.row_bytes, w.cols, x.data(), rows.data(), group.count, scale},
            n0, n1, scratch);
 }
 
@@ -87,7 +90,8 @@ void run(const ExpertFfn& op, const Context& c) {
   const std::int64_t ff = op.gate->expert.rows, hidden = op.down->expert.rows;
   const Groups g = group_by_expert(c.i32(op.ids), slots, op.gate->experts);
   const auto n_groups = static_cast<std::int64_t>(g.groups.size());
-  const std::int64_t mean_rows = std::max<std::int64_t>(1, slots / std::max<std::int64_t>(1, n_groups));
+  const std::int64_t mean_rows =
+      std::max<std::int64_t>(1, slots / std::max<std::int64_t>(1, n_groups));
 
   const Tiling up = tile(ff, op.gate->expert.cols * 2, mean_rows, c.pool.size());
   c.pool.parallel_for(n_groups * up.n_blocks, [&](std::int64_t task, int thread) {
@@ -106,7 +110,8 @@ void run(const ExpertFfn& op, const Context& c) {
   const Tiling down = tile(hidden, op.down->expert.cols, mean_rows, c.pool.size());
   c.pool.parallel_for(n_groups * down.n_blocks, [&](std::int64_t task, int thread) {
     const Groups::Group& group = g.groups[static_cast<std::size_t>(task / down.n_blocks)];
-    const std::int64_t n0 = task % down.n_blocks * down.n_block, n1 = std::min(hidden, n0 + down.n_block);
+    const std::int64_t n0 = task % down.n_blocks * down.n_block,
+                       n1 = std::min(hidden, n0 + down.n_block);
     const auto x_of = [&](std::int64_t slot) { return c.row(op.hidden, slot); };
     expert_rows(c, *op.down, g, group, x_of, op.y, n0, n1, c.scratch(thread));
   });
@@ -118,8 +123,8 @@ void run(const Combine& op, const Context& c) {
     auto** slots = reinterpret_cast<const float**>(c.scratch(thread));
     for (std::int64_t t = t0; t < t1; ++t) {
       for (std::int64_t j = 0; j < k; ++j) slots[j] = c.row(op.slots, t * k + j);
-      c.k.combine(slots, c.row(op.weights, t), k, c.row(op.shared, t), c.row(op.shared_gate, t)[0], c.row(op.y, t),
-                  c.cols(op.y));
+      c.k.combine(slots, c.row(op.weights, t), k, c.row(op.shared, t), c.row(op.shared_gate, t)[0],
+                  c.row(op.y, t), c.cols(op.y));
     }
   });
 }

@@ -20,7 +20,8 @@ void run(const NgramGate& op, const Context& c) {
         c.k.rms_norm(c.row(op.r, t) + at, op.w_query.data + at, query, hidden, op.eps);
         const float u = c.k.dot(key, query, hidden) * inv;
         const float sign = u > 0 ? 1.0f : u < 0 ? -1.0f : u;  // 0 stays 0, NaN stays NaN
-        const float gate = 1 / (1 + std::exp(-sign * std::sqrt(std::max(std::abs(u), ngram_gate_floor))));
+        const float gate =
+            1 / (1 + std::exp(-sign * std::sqrt(std::max(std::abs(u), ngram_gate_floor))));
         float* value = c.row(op.value, t) + at;
         std::fill_n(value, hidden, 0.0f);
         c.k.axpy(gate, c.row(op.v, t), value, hidden);
@@ -38,15 +39,17 @@ void run(const NgramConv& op, const Context& c) {
       const Chunk& chunk = c.step.chunk_of(t);
       const float* tail = c.memory.state_at(chunk, op.state);
       for (std::int64_t j = 0; j < op.kernel; ++j)
-        taps[static_cast<std::size_t>(j)] = chunk_row(c.row(op.n, chunk.row), tail, history, cols,
-                                                      t - chunk.row - (op.kernel - 1 - j) * op.dilation);
+        taps[static_cast<std::size_t>(j)] =
+            chunk_row(c.row(op.n, chunk.row), tail, history, cols,
+                      t - chunk.row - (op.kernel - 1 - j) * op.dilation);
       c.k.conv_silu(taps.data(), op.w.data, op.kernel, y, cols);
       c.k.axpy(1, c.row(op.value, t), y, cols);
       c.k.axpy(1, y, c.row(op.r, t), cols);
     }
   });
   for (const Chunk& chunk : c.step.chunks)
-    advance_tail(c.row(op.n, chunk.row), c.memory.state_at(chunk, op.state), history, cols, chunk.rows);
+    advance_tail(c.row(op.n, chunk.row), c.memory.state_at(chunk, op.state), history, cols,
+                 chunk.rows);
 }
 
 }  // namespace imp::cpu

@@ -21,7 +21,8 @@ void run(const ConvSilu& op, const Context& c) {
     }
   });
   for (const Chunk& chunk : c.step.chunks)
-    advance_tail(c.row(op.x, chunk.row), c.memory.state_at(chunk, op.state), history, cols, chunk.rows);
+    advance_tail(c.row(op.x, chunk.row), c.memory.state_at(chunk, op.state), history, cols,
+                 chunk.rows);
 }
 
 namespace {
@@ -35,7 +36,8 @@ void prepare(const DeltaRule& op, const Context& c) {
     for (std::int64_t t = t0; t < t1; ++t) {
       float* q = c.row(op.qkv, t);
       for (std::int64_t h = 0; h < 2 * op.key_heads; ++h)
-        c.k.l2_norm(q + h * op.key_dim, q + h * op.key_dim, op.key_dim, l2_norm_eps, h < op.key_heads ? q_scale : 1);
+        c.k.l2_norm(q + h * op.key_dim, q + h * op.key_dim, op.key_dim, l2_norm_eps,
+                    h < op.key_heads ? q_scale : 1);
       const float *alpha = c.row(op.alpha, t), *b = c.row(op.b, t);
       float* gates = c.row(op.gates, t);
       for (std::int64_t u = 0; u < op.value_heads; ++u) {
@@ -60,8 +62,8 @@ void run(const DeltaRule& op, const Context& c) {
       const float* k = q + op.key_heads * op.key_dim;
       const float* v = c.row(op.qkv, t) + 2 * op.key_heads * op.key_dim + u * op.value_dim;
       const float* gates = c.row(op.gates, t);
-      c.k.delta_step(s, q, k, v, gates[u], gates[op.value_heads + u], c.row(op.o, t) + u * op.value_dim, op.key_dim,
-                     op.value_dim);
+      c.k.delta_step(s, q, k, v, gates[u], gates[op.value_heads + u],
+                     c.row(op.o, t) + u * op.value_dim, op.key_dim, op.value_dim);
     }
   });
 }
@@ -71,7 +73,8 @@ void run(const GatedNorm& op, const Context& c) {
   c.over_rows(c.rows(op.o), cols, [&](std::int64_t t0, std::int64_t t1, int) {
     for (std::int64_t t = t0; t < t1; ++t) {
       float* y = c.row(op.y, t);
-      for (std::int64_t d = 0; d < cols; d += op.dim) c.k.rms_norm(c.row(op.o, t) + d, op.w.data, y + d, op.dim, op.eps);
+      for (std::int64_t d = 0; d < cols; d += op.dim)
+        c.k.rms_norm(c.row(op.o, t) + d, op.w.data, y + d, op.dim, op.eps);
       if (op.act == Act::sigmoid) {
         c.k.sigmoid_mul(c.row(op.z, t), y, cols);
       } else {

@@ -6,6 +6,7 @@
 
 namespace imp::cpu {
 
+void run(const Feed&, const Context&);
 void run(const EmbedStreams&, const Context&);
 void run(const NgramRows&, const Context&);
 void run(const GatherOutputs&, const Context&);
@@ -29,7 +30,8 @@ void run(const Combine&, const Context&);
 void run(const NgramGate&, const Context&);
 void run(const NgramConv&, const Context&);
 
-// fp32 words of workspace that one thread needs to run a node; `context` is the longest sequence in tokens.
+// fp32 words of workspace that one thread needs to run a node; `context` is the longest sequence in
+// tokens.
 std::size_t scratch_floats(const Graph&, const Op&, std::int64_t context);
 
 }  // namespace imp::cpu

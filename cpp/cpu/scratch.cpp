@@ -14,13 +14,16 @@ struct Needs {
     return gemm_scratch_floats(std::max(o.gate->expert.cols, o.down->expert.cols));
   }
   std::size_t operator()(const Route& o) const { return of(g.info(o.logits).cols); }
-  std::size_t operator()(const Combine& o) const { return of(2 * g.info(o.weights).cols); }  // pointers
+  std::size_t operator()(const Combine& o) const {
+    return of(2 * g.info(o.weights).cols);
+  }  // pointers
   std::size_t operator()(const NgramGate& o) const { return of(2 * g.info(o.v).cols); }
   std::size_t operator()(const NgramConv& o) const { return of(g.info(o.n).cols); }
   std::size_t operator()(const IndexKeys& o) const { return of(o.rotary_dim); }
   std::size_t operator()(const IndexSelect& o) const { return of(2 * (context / o.ratio + 16)); }
   std::size_t operator()(const Attend& o) const {
-    const std::int64_t n = o.selected ? std::min(context + o.ratio, (o.blocks + 1) * o.ratio) : context;
+    const std::int64_t n =
+        o.selected ? std::min(context + o.ratio, (o.blocks + 1) * o.ratio) : context;
     return of(4 * n + o.heads / o.kv_heads * (n + 16));  // key and value pointers, scores
   }
   template <class Other>

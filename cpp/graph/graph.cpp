@@ -15,7 +15,8 @@ std::size_t Graph::index(Tensor t) const {
 }
 
 Tensor Graph::tensor(std::int64_t rows, std::int64_t cols, DType dtype) {
-  if (rows < 0 || cols <= 0) fail(ErrorCode::internal, str("tensor of shape [", rows, ", ", cols, "]"));
+  if (rows < 0 || cols <= 0)
+    fail(ErrorCode::internal, str("tensor of shape [", rows, ", ", cols, "]"));
   tensors_.push_back({.rows = rows, .cols = cols, .dtype = dtype});
   return {static_cast<std::int32_t>(tensors_.size()) - 1};
 }
@@ -33,10 +34,13 @@ Tensor Graph::root(Tensor t) const { return info(t).base ? info(t).base : t; }
 
 void Graph::touch(Tensor t) {
   const auto node = static_cast<std::int32_t>(nodes_.size());
-  for (const Tensor x : {t, root(t)}) tensors_[index(x)].last = std::max(tensors_[index(x)].last, node);
+  for (const Tensor x : {t, root(t)})
+    tensors_[index(x)].last = std::max(tensors_[index(x)].last, node);
 }
 
-void Graph::keep(Tensor t) { tensors_[index(root(t))].last = std::numeric_limits<std::int32_t>::max(); }
+void Graph::keep(Tensor t) {
+  tensors_[index(root(t))].last = std::numeric_limits<std::int32_t>::max();
+}
 
 void Graph::add(Op op) {
   std::visit(
@@ -49,7 +53,8 @@ void Graph::add(Op op) {
             },
             [this](Tensor t) {
               TensorInfo& x = tensors_[index(t)];
-              if (x.writer >= 0) fail(ErrorCode::internal, str("tensor ", t.id, " is written twice"));
+              if (x.writer >= 0)
+                fail(ErrorCode::internal, str("tensor ", t.id, " is written twice"));
               x.writer = static_cast<std::int32_t>(nodes_.size());
               touch(t);
             });
@@ -60,9 +65,10 @@ void Graph::add(Op op) {
 
 std::string_view op_name(const Op& op) {
   static constexpr std::string_view names[] = {
-      "EmbedStreams", "NgramRows", "GatherOutputs", "Linear",     "SwiGlu",       "GroupNorm", "ResidualMix", "ResidualInject",
-      "ConvSilu",     "DeltaRule", "GatedNorm",     "RopeTable",  "HeadNormRope", "KvStore",   "IndexKeys",   "IndexSelect",
-      "Attend",       "Route",     "ExpertFfn",     "Combine",    "NgramGate",    "NgramConv"};
+      "Feed",      "EmbedStreams", "NgramRows",      "GatherOutputs", "Linear",      "SwiGlu",
+      "GroupNorm", "ResidualMix",  "ResidualInject", "ConvSilu",      "DeltaRule",   "GatedNorm",
+      "RopeTable", "HeadNormRope", "KvStore",        "IndexKeys",     "IndexSelect", "Attend",
+      "Route",     "ExpertFfn",    "Combine",        "NgramGate",     "NgramConv"};
   static_assert(std::size(names) == std::variant_size_v<Op>);
   return names[op.index()];
 }

@@ -1,4 +1,5 @@
-// A step as a list of typed op calls. Append-only, static shapes, every tensor written once; never rewritten.
+// A step as a list of typed op calls. Append-only, static shapes, every tensor written once; never
+// rewritten.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,7 @@
 namespace imp {
 
 struct TensorInfo {
-  std::string name;          // empty for unnamed intermediates
+  std::string name;  // empty for unnamed intermediates
   std::int64_t rows = 0;
   std::int64_t cols = 0;
   DType dtype = DType::f32;  // f32 or i32
@@ -33,7 +34,8 @@ class Graph {
   // Adds a node; fails (internal) if it reads a tensor that nobody wrote or writes one twice.
   void add(Op op);
   void name(Tensor t, std::string name) { tensors_[index(t)].name = std::move(name); }
-  // A kept tensor lives to the end of the graph: results, and intermediates that somebody wants to see.
+  // A kept tensor lives to the end of the graph: results, and intermediates that somebody wants to
+  // see.
   void keep(Tensor t);
 
   const std::vector<Node>& nodes() const { return nodes_; }

@@ -27,7 +27,7 @@ struct Weight {
 
 // One matrix per expert: expert e starts at data + e * expert_bytes and has its own scale.
 struct ExpertBank {
-  Weight expert;                  // shape and type of each; data of expert 0
+  Weight expert;  // shape and type of each; data of expert 0
   std::int64_t experts = 0;
   std::size_t expert_bytes = 0;
   const float* scales = nullptr;  // [experts], or absent = 1

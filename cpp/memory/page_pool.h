@@ -15,7 +15,9 @@ class PagePool {
 
   std::int64_t size() const { return static_cast<std::int64_t>(references_.size()); }
   std::int64_t free() const { return static_cast<std::int64_t>(free_.size()); }
-  std::int32_t references(std::int32_t page) const { return references_[static_cast<std::size_t>(page)]; }
+  std::int32_t references(std::int32_t page) const {
+    return references_[static_cast<std::size_t>(page)];
+  }
 
   // Appends `n` pages with one reference each, all or none.
   std::expected<void, Shortage> take(std::int64_t n, std::vector<std::int32_t>& pages);

@@ -12,20 +12,26 @@ constexpr float nan = std::numeric_limits<float>::quiet_NaN();
 
 std::int64_t kv_width(const HParams& h) { return h.attention.kv_heads * h.attention.head_dim; }
 std::int64_t index_floats(const HParams& h) {
-  return h.attention.indexer ? page_tokens(h) / h.attention.indexer->ratio * h.attention.indexer->key_dim : 0;
+  return h.attention.indexer
+             ? page_tokens(h) / h.attention.indexer->ratio * h.attention.indexer->key_dim
+             : 0;
 }
-constexpr std::size_t bytes(std::int64_t floats) { return static_cast<std::size_t>(floats) * sizeof(float); }
+constexpr std::size_t bytes(std::int64_t floats) {
+  return static_cast<std::size_t>(floats) * sizeof(float);
+}
 std::byte* raw(float* p) { return reinterpret_cast<std::byte*>(p); }
 
 }  // namespace
 
 MemoryCost memory_cost(const HParams& h) {
   const StateLayout layout = state_layout(h);
-  const std::int64_t page = layout.attention_layers * (2 * page_tokens(h) * kv_width(h) + index_floats(h));
+  const std::int64_t page =
+      layout.attention_layers * (2 * page_tokens(h) * kv_width(h) + index_floats(h));
   return {static_cast<std::int64_t>(bytes(page)), static_cast<std::int64_t>(bytes(layout.floats))};
 }
 
-SequenceMemory::SequenceMemory(Backend& backend, const HParams& h, std::int64_t pages, std::int64_t rows, bool poison)
+SequenceMemory::SequenceMemory(Backend& backend, const HParams& h, std::int64_t pages,
+                               std::int64_t rows, bool poison)
     : backend_(backend),
       layout_(state_layout(h)),
       poison_(poison),
@@ -37,14 +43,15 @@ SequenceMemory::SequenceMemory(Backend& backend, const HParams& h, std::int64_t 
     if (floats == 0) return static_cast<float*>(nullptr);
     blocks_.push_back(backend.alloc(bytes(floats), what));
     float* p = reinterpret_cast<float*>(blocks_.back().get());
-    if (poison) std::fill_n(p, floats, nan);
+    if (poison) backend.fill(p, floats, nan);
     return p;
   };
   step_.page_tokens = imp::page_tokens(h);
   step_.state_stride = layout_.floats;
   step_.state = alloc(rows * layout_.floats, "sequence state");
   for (std::int64_t l = 0; l < layout_.attention_layers; ++l)
-    step_.kv.push_back({alloc(pages * kv_floats_, "key cache"), alloc(pages * kv_floats_, "value cache"),
+    step_.kv.push_back({alloc(pages * kv_floats_, "key cache"),
+                        alloc(pages * kv_floats_, "value cache"),
                         alloc(pages * index_floats_, "index keys")});
 }
 
@@ -52,27 +59,30 @@ std::expected<SequenceState, Shortage> SequenceMemory::open() {
   std::vector<std::int32_t> row;
   if (auto r = rows_.take(1, row); !r)
     return std::unexpected(Shortage{"sequences", r.error().needed, r.error().available});
-  float* state = step_.state + row[0] * step_.state_stride;
-  std::fill_n(state, step_.state_stride, 0.0f);
+  backend_.fill(step_.state + row[0] * step_.state_stride, step_.state_stride, 0.0f);
   return SequenceState{{}, row[0]};
 }
 
 std::expected<SequenceState, Shortage> SequenceMemory::fork(const SequenceState& from) {
   auto copy = open();
   if (!copy) return copy;
-  backend_.copy(raw(step_.state + copy->row * step_.state_stride), raw(step_.state + from.row * step_.state_stride),
-                bytes(step_.state_stride));
+  backend_.copy(raw(step_.state + copy->row * step_.state_stride),
+                raw(step_.state + from.row * step_.state_stride), bytes(step_.state_stride));
   copy->pages = from.pages;
   for (const std::int32_t p : copy->pages) pages_.retain(p);
   return copy;
 }
 
-std::expected<void, Shortage> SequenceMemory::reserve(SequenceState& s, std::int64_t length, std::int64_t end) {
+std::expected<void, Shortage> SequenceMemory::reserve(SequenceState& s, std::int64_t length,
+                                                      std::int64_t end) {
   const std::int64_t needed = (end + page_tokens() - 1) / page_tokens() - std::ssize(s.pages);
   const bool partial = length % page_tokens() != 0;
-  const bool shared = partial && end > length && pages_.references(s.pages[static_cast<std::size_t>(length / page_tokens())]) > 1;
+  const bool shared =
+      partial && end > length &&
+      pages_.references(s.pages[static_cast<std::size_t>(length / page_tokens())]) > 1;
   std::vector<std::int32_t> fresh;
-  if (auto r = pages_.take(std::max<std::int64_t>(0, needed) + (shared ? 1 : 0), fresh); !r) return r;
+  if (auto r = pages_.take(std::max<std::int64_t>(0, needed) + (shared ? 1 : 0), fresh); !r)
+    return r;
   if (poison_)
     for (const std::int32_t p : fresh) fill_page(p, nan);
   if (shared) {
@@ -89,7 +99,7 @@ std::expected<void, Shortage> SequenceMemory::reserve(SequenceState& s, std::int
 void SequenceMemory::close(SequenceState& s) {
   for (const std::int32_t p : s.pages) pages_.release(p);
   if (s.row >= 0) {
-    if (poison_) std::fill_n(step_.state + s.row * step_.state_stride, step_.state_stride, nan);
+    if (poison_) backend_.fill(step_.state + s.row * step_.state_stride, step_.state_stride, nan);
     rows_.release(s.row);
   }
   s = {};
@@ -97,9 +107,9 @@ void SequenceMemory::close(SequenceState& s) {
 
 void SequenceMemory::fill_page(std::int32_t page, float value) {
   for (const KvLayer& kv : step_.kv) {
-    std::fill_n(kv.k + page * kv_floats_, kv_floats_, value);
-    std::fill_n(kv.v + page * kv_floats_, kv_floats_, value);
-    if (kv.index != nullptr) std::fill_n(kv.index + page * index_floats_, index_floats_, value);
+    backend_.fill(kv.k + page * kv_floats_, kv_floats_, value);
+    backend_.fill(kv.v + page * kv_floats_, kv_floats_, value);
+    if (kv.index != nullptr) backend_.fill(kv.index + page * index_floats_, index_floats_, value);
   }
 }
 
@@ -108,7 +118,8 @@ void SequenceMemory::copy_page(std::int32_t to, std::int32_t from) {
     backend_.copy(raw(kv.k + to * kv_floats_), raw(kv.k + from * kv_floats_), bytes(kv_floats_));
     backend_.copy(raw(kv.v + to * kv_floats_), raw(kv.v + from * kv_floats_), bytes(kv_floats_));
     if (kv.index != nullptr)
-      backend_.copy(raw(kv.index + to * index_floats_), raw(kv.index + from * index_floats_), bytes(index_floats_));
+      backend_.copy(raw(kv.index + to * index_floats_), raw(kv.index + from * index_floats_),
+                    bytes(index_floats_));
   }
 }
 

@@ -1,5 +1,5 @@
-// Everything that sequences own, in pools: cache pages of the attention layers and state rows of all the rest.
-// A sequence's pages and row are created, forked and freed together.
+// Everything that sequences own, in pools: cache pages of the attention layers and state rows of
+// all the rest. A sequence's pages and row are created, forked and freed together.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,8 @@ MemoryCost memory_cost(const HParams&);
 class SequenceMemory {
  public:
   // `poison` fills freed and fresh memory with NaN, so that a read of what nobody wrote shows.
-  SequenceMemory(Backend& backend, const HParams& h, std::int64_t pages, std::int64_t rows, bool poison);
+  SequenceMemory(Backend& backend, const HParams& h, std::int64_t pages, std::int64_t rows,
+                 bool poison);
 
   const StepMemory& step() const { return step_; }
   const StateLayout& layout() const { return layout_; }
@@ -43,7 +44,8 @@ class SequenceMemory {
   std::expected<SequenceState, Shortage> open();
   // Shares full pages, copies the row. The copies diverge when either grows (see reserve).
   std::expected<SequenceState, Shortage> fork(const SequenceState&);
-  // Makes room for tokens [length, end): new pages, and an own copy of a shared page that will be written.
+  // Makes room for tokens [length, end): new pages, and an own copy of a shared page that will be
+  // written.
   std::expected<void, Shortage> reserve(SequenceState&, std::int64_t length, std::int64_t end);
   void close(SequenceState&);
 

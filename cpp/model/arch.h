@@ -43,7 +43,7 @@ struct Arch {
   std::string_view name;                    // general.architecture
   HParams (*read)(const gguf::KeyValues&);  // fails naming the key and both values
   std::vector<TensorSpec> (*tensors)(const HParams&);
-  StepResults (*build)(Builder&);                            // one step over a batch of tokens
+  StepResults (*build)(Builder&);  // one step over a batch of tokens
 };
 
 // nullptr if imp does not run it.

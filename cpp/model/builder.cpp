@@ -49,8 +49,8 @@ Tensor Builder::delta_net(Tensor x, std::int64_t layer) {
   g.add(ConvSilu{mixed, vector(b + "ssm_conv1d"), d.conv_kernel, state.conv[l], qkv});
   const Tensor gates = g.tensor(rows, 2 * d.value_heads);
   const Tensor o = g.tensor(rows, d.inner());
-  g.add(DeltaRule{qkv, alpha, beta, model.vector(b + "ssm_a"), model.vector(b + "ssm_dt.bias"), d.key_heads,
-                  d.value_heads, d.key_dim, d.value_dim, state.delta[l], gates, o});
+  g.add(DeltaRule{qkv, alpha, beta, model.vector(b + "ssm_a"), model.vector(b + "ssm_dt.bias"),
+                  d.key_heads, d.value_heads, d.key_dim, d.value_dim, state.delta[l], gates, o});
   const Tensor y = g.tensor(rows, d.inner());
   g.add(GatedNorm{o, z, vector(b + "ssm_norm"), d.value_dim, h.norm_eps, d.gate, y});
   return linear(y, b + "ssm_out");
@@ -65,9 +65,11 @@ Tensor Builder::attention(Tensor x, Tensor rope, std::int64_t layer) {
   const Tensor k_raw = linear(x, b + "attn_k");
   const Tensor v = linear(x, b + "attn_v");
   const Tensor q = g.tensor(rows, a.heads * a.head_dim);
-  g.add(HeadNormRope{qg, rope, vector(b + "attn_q_norm"), a.heads, a.head_dim, 2 * a.head_dim, a.rotary_dim, h.norm_eps, q});
+  g.add(HeadNormRope{qg, rope, vector(b + "attn_q_norm"), a.heads, a.head_dim, 2 * a.head_dim,
+                     a.rotary_dim, h.norm_eps, q});
   const Tensor k = g.tensor(rows, a.kv_heads * a.head_dim);
-  g.add(HeadNormRope{k_raw, rope, vector(b + "attn_k_norm"), a.kv_heads, a.head_dim, a.head_dim, a.rotary_dim, h.norm_eps, k});
+  g.add(HeadNormRope{k_raw, rope, vector(b + "attn_k_norm"), a.kv_heads, a.head_dim, a.head_dim,
+                     a.rotary_dim, h.norm_eps, k});
   const Tensor stored = g.tensor(1, 1);
   g.add(KvStore{k, v, cache, a.kv_heads * a.head_dim, stored});
   Tensor selected;
@@ -75,17 +77,19 @@ Tensor Builder::attention(Tensor x, Tensor rope, std::int64_t layer) {
     const Indexer& x_ = *a.indexer;
     const Tensor iq_raw = linear(x, b + "indexer.q_proj");
     const Tensor iq = g.tensor(rows, x_.heads * x_.key_dim);
-    g.add(HeadNormRope{iq_raw, rope, vector(b + "indexer.q_norm"), x_.heads, x_.key_dim, x_.key_dim, a.rotary_dim, h.norm_eps, iq});
+    g.add(HeadNormRope{iq_raw, rope, vector(b + "indexer.q_norm"), x_.heads, x_.key_dim, x_.key_dim,
+                       a.rotary_dim, h.norm_eps, iq});
     const Tensor raw = linear(x, b + "indexer.k_proj");
     const Tensor keys = g.tensor(1, 1);
-    g.add(IndexKeys{raw, vector(b + "indexer.k_norm"), cache, x_.key_dim, x_.ratio, a.rotary_dim, a.rope_theta, h.norm_eps,
-                    state.index[l], keys});
-    selected = named(g.tensor(rows, std::max<std::int64_t>(1, x_.blocks()), DType::i32), b + "index_selected");
+    g.add(IndexKeys{raw, vector(b + "indexer.k_norm"), cache, x_.key_dim, x_.ratio, a.rotary_dim,
+                    a.rope_theta, h.norm_eps, state.index[l], keys});
+    selected = named(g.tensor(rows, std::max<std::int64_t>(1, x_.blocks()), DType::i32),
+                     b + "index_selected");
     g.add(IndexSelect{iq, keys, cache, x_.heads, x_.key_dim, x_.ratio, x_.blocks(), selected});
   }
   const Tensor y = g.tensor(rows, a.heads * a.head_dim);
-  g.add(Attend{q, qg, stored, selected, cache, a.heads, a.kv_heads, a.head_dim, a.indexer ? a.indexer->ratio : 1,
-               a.indexer ? a.indexer->blocks() : 0, y});
+  g.add(Attend{q, qg, stored, selected, cache, a.heads, a.kv_heads, a.head_dim,
+               a.indexer ? a.indexer->ratio : 1, a.indexer ? a.indexer->blocks() : 0, y});
   return linear(y, b + "attn_output");
 }
 
@@ -97,9 +101,10 @@ Tensor Builder::moe(Tensor x, std::int64_t layer) {
   const Tensor weights = named(g.tensor(rows, m.used), b + "expert_weights");
   g.add(Route{logits, m.used, m.renormalise, ids, weights});
   const Tensor slots = g.tensor(rows * m.used, h.hidden);
-  g.add(ExpertFfn{x, ids, &model.experts(b + "ffn_gate_exps.weight"), &model.experts(b + "ffn_up_exps.weight"),
-                  &model.experts(b + "ffn_down_exps.weight"), g.tensor(rows * m.used, m.ff), g.tensor(rows * m.used, m.ff),
-                  slots});
+  g.add(ExpertFfn{x, ids, &model.experts(b + "ffn_gate_exps.weight"),
+                  &model.experts(b + "ffn_up_exps.weight"),
+                  &model.experts(b + "ffn_down_exps.weight"), g.tensor(rows * m.used, m.ff),
+                  g.tensor(rows * m.used, m.ff), slots});
   const Tensor gate = linear(x, b + "ffn_gate_shexp");
   const Tensor up = linear(x, b + "ffn_up_shexp");
   const Tensor hidden = g.tensor(rows, m.shared_ff);
@@ -122,10 +127,11 @@ Tensor Builder::ngram(Tensor r, std::size_t index) {
   const Tensor v = linear(e, b + "ple_value");
   const Tensor value = g.tensor(rows, h.wide());
   const Tensor normed = g.tensor(rows, h.wide());
-  g.add(NgramGate{r, key, v, vector(b + "ple_norm_key"), vector(b + "ple_norm_query"), vector(b + "ple_norm_conv"), streams,
-                  h.norm_eps, value, normed});
+  g.add(NgramGate{r, key, v, vector(b + "ple_norm_key"), vector(b + "ple_norm_query"),
+                  vector(b + "ple_norm_conv"), streams, h.norm_eps, value, normed});
   const Tensor out = g.alias(r);
-  g.add(NgramConv{r, value, normed, vector(b + "ple_conv1d"), n.conv_kernel, n.size, state.ngram[index], out});
+  g.add(NgramConv{r, value, normed, vector(b + "ple_conv1d"), n.conv_kernel, n.size,
+                  state.ngram[index], out});
   return out;
 }
 

@@ -1,4 +1,5 @@
-// Appends a model's blocks to a step's graph. Block functions take and return tensors; names make taps.
+// Appends a model's blocks to a step's graph. Block functions take and return tensors; names make
+// taps.
 #pragma once
 
 #include <string>

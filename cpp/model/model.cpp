@@ -19,7 +19,9 @@ class Loader {
     const auto name = m_.file_->keys().string("general.architecture");
     if (!name) fail(ErrorCode::bad_file, str(m_.path(), ": no key general.architecture"));
     m_.arch_ = find_arch(*name);
-    if (m_.arch_ == nullptr) fail(ErrorCode::unsupported, str(m_.path(), ": architecture '", *name, "' is not one imp runs"));
+    if (m_.arch_ == nullptr)
+      fail(ErrorCode::unsupported,
+           str(m_.path(), ": architecture '", *name, "' is not one imp runs"));
     try {
       m_.hparams_ = m_.arch_->read(m_.file_->keys());
     } catch (const Error& e) {
@@ -38,9 +40,12 @@ class Loader {
   void report() const {
     if (problems_.empty()) return;
     constexpr std::size_t most_shown = 20;
-    std::string text = str(m_.path(), ": ", problems_.size(), problems_.size() == 1 ? " problem" : " problems");
-    for (std::size_t i = 0; i < std::min(most_shown, problems_.size()); ++i) text += (i == 0 ? ": " : "; ") + problems_[i];
-    if (problems_.size() > most_shown) text += str("; and ", problems_.size() - most_shown, " more");
+    std::string text =
+        str(m_.path(), ": ", problems_.size(), problems_.size() == 1 ? " problem" : " problems");
+    for (std::size_t i = 0; i < std::min(most_shown, problems_.size()); ++i)
+      text += (i == 0 ? ": " : "; ") + problems_[i];
+    if (problems_.size() > most_shown)
+      text += str("; and ", problems_.size() - most_shown, " more");
     fail(ErrorCode::bad_file, text);
   }
 
@@ -58,22 +63,27 @@ class Loader {
     return a == b;
   }
 
-  // The tensor of that name with the right shape and a type imp computes with, or nullptr after noting the problem.
-  const gguf::TensorInfo* find(const std::string& name, const std::vector<std::int64_t>& dims, bool flat = false) {
+  // The tensor of that name with the right shape and a type imp computes with, or nullptr after
+  // noting the problem.
+  const gguf::TensorInfo* find(const std::string& name, const std::vector<std::int64_t>& dims,
+                               bool flat = false) {
     const gguf::TensorInfo* t = m_.file_->find(name);
     if (t == nullptr) {
       problem(str("missing tensor ", name, " ", shape(dims)));
       return nullptr;
     }
     used_.insert(name);
-    const bool fits = same_shape(t->dims, dims) ||
-                      (flat && t->n_elems() == std::accumulate(dims.begin(), dims.end(), std::int64_t{1}, std::multiplies<>()));
+    const bool fits =
+        same_shape(t->dims, dims) ||
+        (flat && t->n_elems() == std::accumulate(dims.begin(), dims.end(), std::int64_t{1},
+                                                 std::multiplies<>()));
     if (!fits) {
       problem(str("tensor ", name, " has shape ", shape(t->dims), ", ", shape(dims), " needed"));
       return nullptr;
     }
     if (!type_info(t->dtype).computes) {
-      problem(str("tensor ", name, " has type ", type_info(t->dtype).name, ", which imp does not compute with"));
+      problem(str("tensor ", name, " has type ", type_info(t->dtype).name,
+                  ", which imp does not compute with"));
       return nullptr;
     }
     return t;
@@ -136,13 +146,15 @@ class Loader {
     const gguf::TensorInfo* t = find(spec.name, spec.dims, spec.dims.size() == 1);
     if (t == nullptr) return;
     std::vector<float> v;
-    if (spec.dims.size() == 2) {  // taps of a channel are contiguous in the file, channels of a tap here
+    if (spec.dims.size() ==
+        2) {  // taps of a channel are contiguous in the file, channels of a tap here
       const std::int64_t taps = spec.dims[0], channels = spec.dims[1];
       const std::vector<float> file = decode(*t);
       v.resize(file.size());
       for (std::int64_t c = 0; c < channels; ++c)
         for (std::int64_t j = 0; j < taps; ++j)
-          v[static_cast<std::size_t>(j * channels + c)] = file[static_cast<std::size_t>(c * taps + j)];
+          v[static_cast<std::size_t>(j * channels + c)] =
+              file[static_cast<std::size_t>(c * taps + j)];
     } else {
       v = decode(*t);
     }
@@ -168,10 +180,12 @@ class Loader {
     std::string name = spec.name;
     std::int64_t first_row = 0, file_rows = rows;
     // Some converters fuse gate and up into one tensor, gate rows first.
-    const bool gate = name.find("ffn_gate_exps") != std::string::npos, up = name.find("ffn_up_exps") != std::string::npos;
+    const bool gate = name.find("ffn_gate_exps") != std::string::npos,
+               up = name.find("ffn_up_exps") != std::string::npos;
     if ((gate || up) && m_.file_->find(name) == nullptr) {
       std::string fused = name;
-      fused.replace(fused.find(gate ? "ffn_gate_exps" : "ffn_up_exps"), gate ? 13 : 11, "ffn_gate_up_exps");
+      fused.replace(fused.find(gate ? "ffn_gate_exps" : "ffn_up_exps"), gate ? 13 : 11,
+                    "ffn_gate_up_exps");
       if (m_.file_->find(fused) != nullptr) {
         name = fused;
         file_rows = 2 * rows;
@@ -203,8 +217,10 @@ class Loader {
     used_.insert(name);
     const DType dtype = fp8 && t->dtype == DType::i8 ? DType::f8_e4m3 : t->dtype;
     if (t->dims.size() != 2 || t->dims[0] != spec.dims[0] || t->dims[1] < spec.dims[1])
-      return problem(str("tensor ", name, " has shape ", shape(t->dims), ", ", shape(spec.dims), " or more rows needed"));
-    if (!type_info(dtype).computes) return problem(str("tensor ", name, " has type ", type_info(dtype).name));
+      return problem(str("tensor ", name, " has shape ", shape(t->dims), ", ", shape(spec.dims),
+                         " or more rows needed"));
+    if (!type_info(dtype).computes)
+      return problem(str("tensor ", name, " has type ", type_info(dtype).name));
     Weight w = weight(*t);
     w.dtype = dtype;
     const std::vector<float> s = scale(spec.name, 1);
@@ -213,8 +229,10 @@ class Loader {
     if (options_.ngram_scale != 0) {
       w.scale = options_.ngram_scale;
     } else if (s.empty() && looks_unscaled(w)) {
-      problem(str(name, " holds raw FP8 codes: its converter dropped the checkpoint's weight_scale; convert again, or "
-                        "give the value as ngram_scale"));
+      problem(str(name,
+                  " holds raw FP8 codes: its converter dropped the checkpoint's weight_scale; "
+                  "convert again, or "
+                  "give the value as ngram_scale"));
     }
     m_.file_->files()[static_cast<std::size_t>(t->shard)]->advise(t->file_offset, t->n_bytes,
                                                                   gguf::MappedFile::Advice::random);
@@ -235,7 +253,9 @@ class Loader {
       decode_row(w.dtype, w.data + static_cast<std::size_t>(r) * w.row_bytes, w.cols, row.data());
       for (const float v : row) {
         const float a = std::abs(v);
-        if (!(a <= 448) || (a != 0 && std::remainder(a, std::max(0x1p-9f, std::exp2(std::floor(std::log2(a)) - 3))) != 0))
+        if (!(a <= 448) ||
+            (a != 0 &&
+             std::remainder(a, std::max(0x1p-9f, std::exp2(std::floor(std::log2(a)) - 3))) != 0))
           return false;
         top = std::max(top, a);
       }
@@ -279,8 +299,8 @@ void Model::prefetch(std::size_t begin, std::size_t end) const {
   for (const gguf::TensorInfo* t : resident_) {
     const std::size_t from = std::max(begin, at), to = std::min(end, at + t->n_bytes);
     if (from < to) {
-      file_->files()[static_cast<std::size_t>(t->shard)]->advise(t->file_offset + (from - at), to - from,
-                                                                 gguf::MappedFile::Advice::will_need);
+      file_->files()[static_cast<std::size_t>(t->shard)]->advise(
+          t->file_offset + (from - at), to - from, gguf::MappedFile::Advice::will_need);
       for (std::size_t i = from - at; i < to - at; i += page) sink = t->data[i];
     }
     at += t->n_bytes;
@@ -289,14 +309,15 @@ void Model::prefetch(std::size_t begin, std::size_t end) const {
 }
 
 void Model::prefetch_rows(const std::vector<std::vector<std::int32_t>>& rows) const {
-  constexpr std::size_t worth_asking = std::size_t{256} << 20;  // bytes; smaller tables stay in the page cache
+  constexpr std::size_t worth_asking = std::size_t{256}
+                                       << 20;  // bytes; smaller tables stay in the page cache
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const auto& [weight, info] = tables_[i];
     if (info->n_bytes < worth_asking) continue;
     const gguf::MappedFile& file = *file_->files()[static_cast<std::size_t>(info->shard)];
     for (const std::int32_t row : rows[i])
-      file.advise(info->file_offset + static_cast<std::size_t>(row) * weight.row_bytes, weight.row_bytes,
-                  gguf::MappedFile::Advice::will_need);
+      file.advise(info->file_offset + static_cast<std::size_t>(row) * weight.row_bytes,
+                  weight.row_bytes, gguf::MappedFile::Advice::will_need);
   }
 }
 

@@ -1,4 +1,5 @@
-// A loaded model: the mapped file, its shape, and every tensor that the architecture's table names, checked.
+// A loaded model: the mapped file, its shape, and every tensor that the architecture's table names,
+// checked.
 #pragma once
 
 #include <memory>
@@ -15,7 +16,8 @@
 namespace imp {
 
 struct LoadOptions {
-  // Multiplies the n-gram table: for files whose converter dropped the checkpoint's scale. 0 = the file's own.
+  // Multiplies the n-gram table: for files whose converter dropped the checkpoint's scale. 0 = the
+  // file's own.
   float ngram_scale = 0;
 };
 
@@ -38,9 +40,11 @@ class Model {
   // Bytes that a step may touch (all but the n-gram tables), and the tables'.
   std::size_t resident_bytes() const { return resident_bytes_; }
   std::size_t table_bytes() const { return table_bytes_; }
-  // Reads bytes [begin, end) of the resident part into the page cache; `resident_bytes()` is the end of the last slice.
+  // Reads bytes [begin, end) of the resident part into the page cache; `resident_bytes()` is the
+  // end of the last slice.
   void prefetch(std::size_t begin, std::size_t end) const;
-  // Starts reading table rows [n-gram layer][tokens * heads], if the tables are too large to be in memory anyway; a hint.
+  // Starts reading table rows [n-gram layer][tokens * heads], if the tables are too large to be in
+  // memory anyway; a hint.
   void prefetch_rows(const std::vector<std::vector<std::int32_t>>& rows) const;
 
  private:

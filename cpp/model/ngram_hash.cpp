@@ -5,8 +5,8 @@
 
 namespace imp {
 
-void ngram_rows(const Ngram& n, const NgramLayer& layer, std::span<const std::int32_t> history, std::size_t first,
-                std::int32_t* rows) {
+void ngram_rows(const Ngram& n, const NgramLayer& layer, std::span<const std::int32_t> history,
+                std::size_t first, std::int32_t* rows) {
   std::array<std::uint64_t, max_ngram_size> mix{};  // mix[s]: over the token and the s before it
   for (std::size_t t = first; t < history.size(); ++t) {
     bool cut = false;
@@ -18,11 +18,13 @@ void ngram_rows(const Ngram& n, const NgramLayer& layer, std::span<const std::in
         token = cut ? n.boundary_token : history[t - static_cast<std::size_t>(s)];
       }
       const auto i = static_cast<std::size_t>(s);
-      mix[i] = (s > 0 ? mix[i - 1] : 0) ^ (static_cast<std::uint64_t>(token) * layer.multipliers[i]);
+      mix[i] =
+          (s > 0 ? mix[i - 1] : 0) ^ (static_cast<std::uint64_t>(token) * layer.multipliers[i]);
     }
     for (std::int64_t h = 0; h < n.heads(); ++h, ++rows) {
       const auto i = static_cast<std::size_t>(h);
-      *rows = static_cast<std::int32_t>(mix[static_cast<std::size_t>(1 + h / n.heads_per_ngram)] % layer.vocab_sizes[i] +
+      *rows = static_cast<std::int32_t>(mix[static_cast<std::size_t>(1 + h / n.heads_per_ngram)] %
+                                            layer.vocab_sizes[i] +
                                         layer.offsets[i]);
     }
   }

@@ -20,7 +20,8 @@ StateLayout state_layout(const HParams& h) {
     s.cache.push_back(recurrent ? -1 : s.attention_layers++);
   }
   if (h.ngram)
-    for (std::size_t i = 0; i < h.ngram->layers.size(); ++i) s.ngram.push_back(take(h.ngram->conv_history() * h.wide()));
+    for (std::size_t i = 0; i < h.ngram->layers.size(); ++i)
+      s.ngram.push_back(take(h.ngram->conv_history() * h.wide()));
   if (s.floats == 0) take(1);
   return s;
 }

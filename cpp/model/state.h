@@ -1,4 +1,5 @@
-// What one sequence owns besides its cache pages: one row of floats, and where each layer's part starts in it.
+// What one sequence owns besides its cache pages: one row of floats, and where each layer's part
+// starts in it.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,8 @@ namespace imp {
 
 struct StateLayout {
   std::int64_t floats = 0;
-  std::vector<std::int64_t> delta;  // [layers] S [value_heads, key_dim, value_dim] of delta-net layers, else -1
+  std::vector<std::int64_t>
+      delta;  // [layers] S [value_heads, key_dim, value_dim] of delta-net layers, else -1
   std::vector<std::int64_t> conv;   // [layers] last inputs of the convolution, else -1
   std::vector<std::int64_t> index;  // [layers] raw index keys of the incomplete block, else -1
   std::vector<std::int64_t> ngram;  // [n-gram layers] last inputs of the dilated convolution

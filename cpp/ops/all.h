@@ -14,9 +14,10 @@
 
 namespace imp {
 
-using Op = std::variant<EmbedStreams, NgramRows, GatherOutputs, Linear, SwiGlu, GroupNorm, ResidualMix, ResidualInject,
-                        ConvSilu, DeltaRule, GatedNorm, RopeTable, HeadNormRope, KvStore, IndexKeys, IndexSelect, Attend,
-                        Route, ExpertFfn, Combine, NgramGate, NgramConv>;
+using Op = std::variant<Feed, EmbedStreams, NgramRows, GatherOutputs, Linear, SwiGlu, GroupNorm,
+                        ResidualMix, ResidualInject, ConvSilu, DeltaRule, GatedNorm, RopeTable,
+                        HeadNormRope, KvStore, IndexKeys, IndexSelect, Attend, Route, ExpertFfn,
+                        Combine, NgramGate, NgramConv>;
 
 std::string_view op_name(const Op& op);
 

@@ -1,4 +1,5 @@
-// Gated attention with partial rotation and grouped heads, and the block indexer that makes it sparse. C++20-clean.
+// Gated attention with partial rotation and grouped heads, and the block indexer that makes it
+// sparse. C++20-clean.
 #pragma once
 
 #include "cpp/graph/tensor.h"
@@ -16,7 +17,8 @@ struct RopeTable {
   }
 };
 
-// Per head: y = rope(x / rms(x) * w). x [T, heads * stride] (the first `dim` of each stride), y [T, heads * dim]
+// Per head: y = rope(x / rms(x) * w). x [T, heads * stride] (the first `dim` of each stride), y [T,
+// heads * dim]
 struct HeadNormRope {
   Tensor x, rope;
   Vector w;
@@ -31,7 +33,8 @@ struct HeadNormRope {
   }
 };
 
-// Writes keys and values into the cache of attention layer `layer`. k, v [T, kv_heads * dim]; `done` orders readers.
+// Writes keys and values into the cache of attention layer `layer`. k, v [T, kv_heads * dim];
+// `done` orders readers.
 struct KvStore {
   Tensor k, v;
   std::int64_t layer, width;  // width = kv_heads * dim
@@ -62,8 +65,9 @@ struct IndexKeys {
   }
 };
 
-// The `blocks` best complete blocks for each token: score = sum_h relu(q_h . key_b), lower block index wins ties.
-// q [T, heads * dim]; selected [T, blocks] int32 ascending, or -1 in column 0 where all blocks are visible.
+// The `blocks` best complete blocks for each token: score = sum_h relu(q_h . key_b), lower block
+// index wins ties. q [T, heads * dim]; selected [T, blocks] int32 ascending, or -1 in column 0
+// where all blocks are visible.
 struct IndexSelect {
   Tensor q, keys;  // keys: IndexKeys::done
   std::int64_t layer, heads, dim, ratio, blocks;
@@ -76,9 +80,10 @@ struct IndexSelect {
   }
 };
 
-// y_h = sigmoid(gate_h) * softmax(q_h K^T / sqrt(dim)) V over the visible tokens: all up to the token itself, or the
-// selected blocks and the incomplete last one. q [T, heads * dim]; gate inside qg [T, heads * 2 dim], second half of
-// each head; query head h reads KV head h / (heads / kv_heads).
+// y_h = sigmoid(gate_h) * softmax(q_h K^T / sqrt(dim)) V over the visible tokens: all up to the
+// token itself, or the selected blocks and the incomplete last one. q [T, heads * dim]; gate inside
+// qg [T, heads * 2 dim], second half of each head; query head h reads KV head h / (heads /
+// kv_heads).
 struct Attend {
   Tensor q, qg, stored, selected;  // stored: KvStore::done; selected may be absent
   std::int64_t layer, heads, kv_heads, dim, ratio, blocks;

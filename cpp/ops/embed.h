@@ -5,6 +5,16 @@
 
 namespace imp {
 
+// y = values given from outside, [rows, cols] fp32 or int32 in host memory that outlives the graph
+struct Feed {
+  const void* values;
+  Tensor y;
+  template <class R, class W>
+  void visit(R, W writes) const {
+    writes(y);
+  }
+};
+
 // y[t] = [e, e, ...] with e = table[token_t]; y [T, streams * hidden]
 struct EmbedStreams {
   const Weight* table;  // [vocab, hidden]
@@ -20,7 +30,7 @@ struct EmbedStreams {
 struct NgramRows {
   const Weight* table;  // [table rows, row_dim], mapped from the file
   std::int64_t heads;
-  std::int64_t index;   // which n-gram layer's rows
+  std::int64_t index;  // which n-gram layer's rows
   Tensor y;
   template <class R, class W>
   void visit(R, W writes) const {

@@ -5,8 +5,8 @@
 
 namespace imp {
 
-// p = softmax(logits); ids = the k largest (lower id wins ties), weights = p[ids], summing to 1 if renormalise.
-// logits [T, experts]; ids [T, k] int32, weights [T, k], both in rank order.
+// p = softmax(logits); ids = the k largest (lower id wins ties), weights = p[ids], summing to 1 if
+// renormalise. logits [T, experts]; ids [T, k] int32, weights [T, k], both in rank order.
 struct Route {
   Tensor logits;
   std::int64_t k;
@@ -36,7 +36,8 @@ struct ExpertFfn {
   }
 };
 
-// y = sum_j weights[j] * slots[j] in rank order + shared_gate * shared. slots [T * k, n], shared [T, n], gate [T, 1]
+// y = sum_j weights[j] * slots[j] in rank order + shared_gate * shared. slots [T * k, n], shared
+// [T, n], gate [T, 1]
 struct Combine {
   Tensor slots, weights, shared, shared_gate, y;
   template <class R, class W>

@@ -1,11 +1,13 @@
-// The hashed n-gram block: gate against the residual streams, then a dilated causal convolution. C++20-clean.
+// The hashed n-gram block: gate against the residual streams, then a dilated causal convolution.
+// C++20-clean.
 #pragma once
 
 #include "cpp/graph/tensor.h"
 
 namespace imp {
 
-// Per stream i: u = (norm(key_i; w_key) . norm(r_i; w_query)) / sqrt(hidden), a = sigmoid(sign(u) sqrt(max(|u|, 1e-6))),
+// Per stream i: u = (norm(key_i; w_key) . norm(r_i; w_query)) / sqrt(hidden), a = sigmoid(sign(u)
+// sqrt(max(|u|, 1e-6))),
 //   value_i = a * v, n_i = norm(value_i; w_conv).
 // r, key, value, n [T, streams * hidden]; v [T, hidden]
 struct NgramGate {
@@ -25,7 +27,8 @@ struct NgramGate {
 };
 inline constexpr float ngram_gate_floor = 1e-6f;
 
-// r += value + silu(sum_j w[j] * n_{t - dilation (kernel-1-j)}), in place. State: the last dilation * (kernel-1) rows of n.
+// r += value + silu(sum_j w[j] * n_{t - dilation (kernel-1-j)}), in place. State: the last dilation
+// * (kernel-1) rows of n.
 struct NgramConv {
   Tensor r, value, n;
   Vector w;  // [kernel, cols]

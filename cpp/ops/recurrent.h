@@ -22,9 +22,10 @@ struct ConvSilu {
 };
 
 // Per value head u, with key head h = u % key_heads and state S [key_dim, value_dim]:
-//   q = l2norm(q_h) / sqrt(key_dim), k = l2norm(k_h), beta = sigmoid(b_u), g = a_u * softplus(alpha_u + dt_u)
-//   S <- e^g S;  S <- S + k (beta (v - S^T k))^T;  o = S^T q
-// qkv [T, 2 * key_heads * key_dim + value_heads * value_dim] (normalised in place), alpha, b [T, value_heads].
+//   q = l2norm(q_h) / sqrt(key_dim), k = l2norm(k_h), beta = sigmoid(b_u), g = a_u *
+//   softplus(alpha_u + dt_u) S <- e^g S;  S <- S + k (beta (v - S^T k))^T;  o = S^T q
+// qkv [T, 2 * key_heads * key_dim + value_heads * value_dim] (normalised in place), alpha, b [T,
+// value_heads].
 struct DeltaRule {
   Tensor qkv, alpha, b;
   Vector a, dt;
@@ -43,7 +44,8 @@ struct DeltaRule {
 };
 inline constexpr std::int64_t max_conv_kernel = 32;  // taps
 inline constexpr float l2_norm_eps = 1e-6f;
-inline constexpr std::int64_t delta_chunk = 64;  // tokens of a chunk of the parallel form, on the absolute grid
+inline constexpr std::int64_t delta_chunk =
+    64;  // tokens of a chunk of the parallel form, on the absolute grid
 
 // y = o / rms(o) * w * act(z) per head of `dim`; o, z, y [T, heads * dim], w [dim]
 struct GatedNorm {

@@ -5,7 +5,8 @@
 
 namespace imp {
 
-// y_i = x_i / rms(x_i) * w_i for each of `groups` equal parts of a row; x, y [T, groups * n], w [groups * n]
+// y_i = x_i / rms(x_i) * w_i for each of `groups` equal parts of a row; x, y [T, groups * n], w
+// [groups * n]
 struct GroupNorm {
   Tensor x;
   Vector w;

@@ -1,4 +1,5 @@
-// What changes from step to step: which tokens of which sequences run, and where their state lives. C++20-clean.
+// What changes from step to step: which tokens of which sequences run, and where their state lives.
+// C++20-clean.
 #pragma once
 
 #include <cstddef>
@@ -9,18 +10,19 @@ namespace imp {
 
 // Consecutive tokens of one sequence inside a step.
 struct Chunk {
-  std::int64_t row = 0;        // first row of the step
+  std::int64_t row = 0;  // first row of the step
   std::int64_t rows = 0;
   std::int64_t position = 0;   // of the first token in its sequence
   std::int64_t state_row = 0;  // of the state cache
-  const std::int32_t* pages = nullptr;  // page ids of the sequence, enough for position + rows tokens
+  const std::int32_t* pages =
+      nullptr;  // page ids of the sequence, enough for position + rows tokens
 };
 
 struct StepInputs {
-  std::vector<std::int32_t> tokens;     // [rows]
-  std::vector<std::int32_t> positions;  // [rows]
-  std::vector<std::int32_t> outputs;    // rows that want logits, ascending
-  std::vector<Chunk> chunks;            // cover all rows, in order
+  std::vector<std::int32_t> tokens;                   // [rows]
+  std::vector<std::int32_t> positions;                // [rows]
+  std::vector<std::int32_t> outputs;                  // rows that want logits, ascending
+  std::vector<Chunk> chunks;                          // cover all rows, in order
   std::vector<std::vector<std::int32_t>> ngram_rows;  // per n-gram layer: [rows, heads] table rows
 
   const Chunk& chunk_of(std::int64_t row) const {
@@ -32,18 +34,21 @@ struct StepInputs {
 
 // One attention layer's paged cache. Page p holds tokens p * page_tokens .. of its sequence.
 struct KvLayer {
-  float* k = nullptr;      // [pages, page_tokens, kv_heads, head_dim], normed and rotated
-  float* v = nullptr;      // [pages, page_tokens, kv_heads, head_dim]
-  float* index = nullptr;  // [pages, page_tokens / ratio, key_dim] finished block keys; absent without indexer
+  float* k = nullptr;  // [pages, page_tokens, kv_heads, head_dim], normed and rotated
+  float* v = nullptr;  // [pages, page_tokens, kv_heads, head_dim]
+  float* index =
+      nullptr;  // [pages, page_tokens / ratio, key_dim] finished block keys; absent without indexer
 };
 
 struct StepMemory {
   float* state = nullptr;         // [state rows, state_stride]
   std::int64_t state_stride = 0;  // floats
   std::int64_t page_tokens = 0;
-  std::vector<KvLayer> kv;        // one per attention layer
+  std::vector<KvLayer> kv;  // one per attention layer
 
-  float* state_at(const Chunk& c, std::int64_t offset) const { return state + c.state_row * state_stride + offset; }
+  float* state_at(const Chunk& c, std::int64_t offset) const {
+    return state + c.state_row * state_stride + offset;
+  }
 };
 
 }  // namespace imp

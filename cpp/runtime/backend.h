@@ -1,4 +1,5 @@
-// The seam between the runtime and a device: memory, copies, and running a planned graph. Five verbs.
+// The seam between the runtime and a device: memory, copies, and running a planned graph. Six
+// verbs.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +14,8 @@
 namespace imp {
 
 struct BackendInfo {
-  std::string name;     // "cpu", "cuda"
-  std::string detail;   // instruction set and threads, or the device
+  std::string name;    // "cpu", "cuda"
+  std::string detail;  // instruction set and threads, or the device
 };
 
 // A graph bound to memory. Not thread-safe; tensors are valid until the next run.
@@ -22,7 +23,8 @@ class Executable {
  public:
   virtual ~Executable() = default;
   // `after` (may be empty) is called with each node's index once its results can be read.
-  virtual void run(const StepInputs&, const StepMemory&, const std::function<void(std::size_t)>& after) = 0;
+  virtual void run(const StepInputs&, const StepMemory&,
+                   const std::function<void(std::size_t)>& after) = 0;
   virtual const float* data(Tensor) const = 0;  // host-readable
 };
 
@@ -35,13 +37,15 @@ class Backend {
   // Zeroed memory; fails with out_of_memory naming `what` and both numbers.
   virtual Block alloc(std::size_t bytes, const char* what) = 0;
   virtual void copy(std::byte* to, const std::byte* from, std::size_t bytes) = 0;
+  virtual void fill(float* p, std::int64_t n, float value) = 0;
   // `context`: the longest sequence in tokens that the executable will see.
-  virtual std::unique_ptr<Executable> compile(std::shared_ptr<const Graph>, Plan, std::int64_t context) = 0;
+  virtual std::unique_ptr<Executable> compile(std::shared_ptr<const Graph>, Plan,
+                                              std::int64_t context) = 0;
   virtual void sync() = 0;
 };
 
 struct CpuOptions {
-  int threads = 0;              // 0: as many as the process may use
+  int threads = 0;               // 0: as many as the process may use
   std::string kernels = "auto";  // or generic, avx2, avx512
 };
 std::shared_ptr<Backend> make_cpu_backend(const CpuOptions&);

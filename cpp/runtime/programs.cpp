@@ -32,8 +32,11 @@ Program Programs::make(StepShape shape) const {
   if (program.results.logits) graph->keep(program.results.logits);
   for (std::size_t i = 0; i < graph->tensors().size(); ++i) {
     const TensorInfo& t = graph->tensors()[i];
-    if (t.name.empty() || std::ranges::none_of(patterns_, [&](const std::string& p) { return matches(p, t.name); })) continue;
-    program.taps.push_back({t.name, {static_cast<std::int32_t>(i)}, static_cast<std::size_t>(t.writer)});
+    if (t.name.empty() ||
+        std::ranges::none_of(patterns_, [&](const std::string& p) { return matches(p, t.name); }))
+      continue;
+    program.taps.push_back(
+        {t.name, {static_cast<std::int32_t>(i)}, static_cast<std::size_t>(t.writer)});
   }
   Plan memory = plan(*graph);
   program.arena_bytes = memory.bytes;

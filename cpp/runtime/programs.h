@@ -30,7 +30,11 @@ class Programs {
  public:
   Programs(Backend& backend, const Model& model, const StateLayout& state, std::int64_t context,
            std::vector<std::string> tap_patterns)
-      : backend_(backend), model_(model), state_(state), context_(context), patterns_(std::move(tap_patterns)) {}
+      : backend_(backend),
+        model_(model),
+        state_(state),
+        context_(context),
+        patterns_(std::move(tap_patterns)) {}
 
   // Valid until the next call.
   Program& get(StepShape shape);

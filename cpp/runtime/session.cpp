@@ -16,42 +16,50 @@ void require(bool ok, const std::string& sentence) {
   if (!ok) fail(ErrorCode::invalid_argument, sentence);
 }
 
-// The context that was asked for, or the model's own, halved until its cache takes at most half of the free memory.
+// The context that was asked for, or the model's own, halved until its cache takes at most half of
+// the free memory.
 std::int64_t choose_context(const Model& model, const SessionOptions& o) {
   const HParams& h = model.hparams();
-  require(o.n_ctx >= 0 && o.n_ctx <= max_ctx, str("context of ", o.n_ctx, " tokens; imp takes 1 to ", max_ctx));
+  require(o.n_ctx >= 0 && o.n_ctx <= max_ctx,
+          str("context of ", o.n_ctx, " tokens; imp takes 1 to ", max_ctx));
   require(o.max_seqs >= 1 && o.max_seqs <= max_sequences,
           str(o.max_seqs, " sequences; imp takes 1 to ", max_sequences));
-  require(o.n_ubatch >= 1 && o.n_ubatch <= max_ubatch, str("steps of ", o.n_ubatch, " tokens; imp takes 1 to ", max_ubatch));
+  require(o.n_ubatch >= 1 && o.n_ubatch <= max_ubatch,
+          str("steps of ", o.n_ubatch, " tokens; imp takes 1 to ", max_ubatch));
   const MemoryCost cost = memory_cost(h);
   const MemoryInfo memory = memory_info();
   const auto bytes = [&](std::int64_t context) {
     return static_cast<double>(o.max_seqs) *
-           (static_cast<double>(cost.pages(context, page_tokens(h))) * static_cast<double>(cost.page_bytes) +
+           (static_cast<double>(cost.pages(context, page_tokens(h))) *
+                static_cast<double>(cost.page_bytes) +
             static_cast<double>(cost.row_bytes));
   };
   std::int64_t context = o.n_ctx;
   if (context == 0) {
     constexpr std::int64_t least = 512;
     context = std::min(h.context_length, max_ctx);
-    while (context > least && bytes(context) > static_cast<double>(memory.available_bytes) / 2) context /= 2;
+    while (context > least && bytes(context) > static_cast<double>(memory.available_bytes) / 2)
+      context /= 2;
   }
   if (bytes(context) > static_cast<double>(memory.available_bytes))
     fail(ErrorCode::out_of_memory,
-         str(o.max_seqs, " sequences of ", context, " tokens need ", static_cast<std::int64_t>(bytes(context)),
-             " bytes of cache and state, ", memory.available_bytes, " are available (", memory.limited_by, ")"));
+         str(o.max_seqs, " sequences of ", context, " tokens need ",
+             static_cast<std::int64_t>(bytes(context)), " bytes of cache and state, ",
+             memory.available_bytes, " are available (", memory.limited_by, ")"));
   return context;
 }
 
 }  // namespace
 
-Session::Session(std::shared_ptr<const Model> model, std::shared_ptr<Backend> backend, const SessionOptions& options)
+Session::Session(std::shared_ptr<const Model> model, std::shared_ptr<Backend> backend,
+                 const SessionOptions& options)
     : model_(std::move(model)),
       backend_(std::move(backend)),
       options_(options),
       n_ctx_(choose_context(*model_, options)),
       memory_(*backend_, model_->hparams(),
-              options.max_seqs * ((n_ctx_ + page_tokens(model_->hparams()) - 1) / page_tokens(model_->hparams())),
+              options.max_seqs *
+                  ((n_ctx_ + page_tokens(model_->hparams()) - 1) / page_tokens(model_->hparams())),
               options.max_seqs, options.poison),
       programs_(*backend_, *model_, memory_.layout(), n_ctx_, options.taps) {}
 
@@ -92,15 +100,20 @@ void Session::check(std::span<const StepRequest> requests) {
     const StepRequest& r = requests[i];
     const std::int64_t length = std::ssize(find(r.seq).tokens), n = std::ssize(r.tokens);
     require(n > 0, "a step without tokens");
-    for (std::size_t j = 0; j < i; ++j) require(requests[j].seq != r.seq, str("sequence ", r.seq, " twice in one step"));
+    for (std::size_t j = 0; j < i; ++j)
+      require(requests[j].seq != r.seq, str("sequence ", r.seq, " twice in one step"));
     for (std::int64_t t = 0; t < n; ++t)
-      require(r.tokens[static_cast<std::size_t>(t)] >= 0 && r.tokens[static_cast<std::size_t>(t)] < vocab,
-              str("token ", r.tokens[static_cast<std::size_t>(t)], " at position ", length + t, ", the vocabulary has ", vocab));
-    require(r.first_output >= 0 && r.first_output <= n, str("first output ", r.first_output, " of ", n, " tokens"));
+      require(r.tokens[static_cast<std::size_t>(t)] >= 0 &&
+                  r.tokens[static_cast<std::size_t>(t)] < vocab,
+              str("token ", r.tokens[static_cast<std::size_t>(t)], " at position ", length + t,
+                  ", the vocabulary has ", vocab));
+    require(r.first_output >= 0 && r.first_output <= n,
+            str("first output ", r.first_output, " of ", n, " tokens"));
     require(length + n <= n_ctx_, str(length + n, " tokens in a context of ", n_ctx_));
     total += n;
   }
-  require(total > 0 && total <= options_.n_ubatch, str("a step of ", total, " tokens, at most ", options_.n_ubatch));
+  require(total > 0 && total <= options_.n_ubatch,
+          str("a step of ", total, " tokens, at most ", options_.n_ubatch));
 }
 
 void Session::pack(std::span<const StepRequest> requests) {
@@ -124,7 +137,8 @@ void Session::pack(std::span<const StepRequest> requests) {
       std::vector<std::int32_t>& rows = step_.ngram_rows[i];
       const std::size_t first = rows.size();
       rows.resize(first + static_cast<std::size_t>(n * h.ngram->heads()));
-      ngram_rows(*h.ngram, h.ngram->layers[i], s.tokens, static_cast<std::size_t>(position), rows.data() + first);
+      ngram_rows(*h.ngram, h.ngram->layers[i], s.tokens, static_cast<std::size_t>(position),
+                 rows.data() + first);
     }
   }
 }
@@ -155,7 +169,8 @@ std::expected<Logits, Shortage> Session::step(std::span<const StepRequest> reque
     }
   };
   program.executable->run(step_, memory_.step(),
-                          program.taps.empty() ? std::function<void(std::size_t)>() : std::function<void(std::size_t)>(copy_taps));
+                          program.taps.empty() ? std::function<void(std::size_t)>()
+                                               : std::function<void(std::size_t)>(copy_taps));
   if (!program.results.logits) return Logits{};
   return Logits{program.executable->data(program.results.logits), shape.outputs};
 }

@@ -17,11 +17,12 @@
 namespace imp {
 
 struct SessionOptions {
-  std::int64_t n_ctx = 0;          // tokens of the longest sequence; 0 = what the model was trained for, if it fits
+  std::int64_t n_ctx =
+      0;  // tokens of the longest sequence; 0 = what the model was trained for, if it fits
   std::int64_t max_seqs = 1;
-  std::int64_t n_ubatch = 512;     // tokens of one step at most
-  std::vector<std::string> taps;   // patterns of intermediates to keep a copy of
-  bool poison = false;             // NaN in unused memory
+  std::int64_t n_ubatch = 512;    // tokens of one step at most
+  std::vector<std::string> taps;  // patterns of intermediates to keep a copy of
+  bool poison = false;            // NaN in unused memory
 };
 inline constexpr std::int64_t max_ctx = std::int64_t{1} << 30;
 inline constexpr std::int64_t max_ubatch = 65536;
@@ -49,7 +50,8 @@ struct TapData {
 
 class Session {
  public:
-  Session(std::shared_ptr<const Model> model, std::shared_ptr<Backend> backend, const SessionOptions& options);
+  Session(std::shared_ptr<const Model> model, std::shared_ptr<Backend> backend,
+          const SessionOptions& options);
 
   const Model& model() const { return *model_; }
   Backend& backend() const { return *backend_; }
@@ -63,8 +65,8 @@ class Session {
   void close(SeqId seq);
   const std::vector<std::int32_t>& tokens(SeqId seq) const;
 
-  // Runs all requests (different sequences, at most n_ubatch tokens together) in one step. On a Shortage nothing has
-  // happened. Tokens are checked first.
+  // Runs all requests (different sequences, at most n_ubatch tokens together) in one step. On a
+  // Shortage nothing has happened. Tokens are checked first.
   std::expected<Logits, Shortage> step(std::span<const StepRequest> requests);
   // Copies of the last step's named intermediates.
   const std::vector<TapData>& taps() const { return taps_; }

@@ -51,7 +51,8 @@ Value to_value(const std::string& key, nb::handle v) {
     return {ValueType::u64, nb::cast<std::uint64_t>(v)};
   }
   if (!nb::isinstance<nb::sequence>(v))
-    imp::fail(imp::ErrorCode::invalid_argument, imp::str("key ", key, " holds a value that a header cannot"));
+    imp::fail(imp::ErrorCode::invalid_argument,
+              imp::str("key ", key, " holds a value that a header cannot"));
   const nb::sequence items = nb::cast<nb::sequence>(v);
   Array a;
   if (nb::len(items) == 0) {
@@ -93,7 +94,9 @@ KeyValues to_keys(const nb::dict& keys) {
 
 const imp::Arch& need_arch(const std::string& arch) {
   const imp::Arch* a = imp::find_arch(arch);
-  if (a == nullptr) imp::fail(imp::ErrorCode::unsupported, imp::str("architecture '", arch, "' is not one imp runs"));
+  if (a == nullptr)
+    imp::fail(imp::ErrorCode::unsupported,
+              imp::str("architecture '", arch, "' is not one imp runs"));
   return *a;
 }
 
@@ -119,8 +122,9 @@ void bind_model(nb::module_& m) {
   nb::class_<imp::TensorSpec>(m, "TensorSpec", "One tensor that an architecture needs.")
       .def_ro("name", &imp::TensorSpec::name, "GGUF name")
       .def_ro("dims", &imp::TensorSpec::dims, "fastest-varying first")
-      .def_prop_ro("role", [](const imp::TensorSpec& s) { return name(s.role); },
-                   "vector, filter, matrix, router, embedding, experts or table")
+      .def_prop_ro(
+          "role", [](const imp::TensorSpec& s) { return name(s.role); },
+          "vector, filter, matrix, router, embedding, experts or table")
       .def_ro("required", &imp::TensorSpec::required);
 
   m.def(
@@ -130,7 +134,8 @@ void bind_model(nb::module_& m) {
         return a.tensors(a.read(to_keys(keys)));
       },
       nb::arg("arch"), nb::arg("keys"),
-      "Tensors that a file with these metadata keys must have. Raises Error naming the key and both values.");
+      "Tensors that a file with these metadata keys must have. Raises Error naming the key and "
+      "both values.");
 
   m.def(
       "memory_cost",
@@ -144,7 +149,8 @@ void bind_model(nb::module_& m) {
         return d;
       },
       nb::arg("arch"), nb::arg("keys"),
-      "What a sequence takes: page_bytes per page_tokens tokens of cache, row_bytes of fixed state.");
+      "What a sequence takes: page_bytes per page_tokens tokens of cache, row_bytes of fixed "
+      "state.");
 
   m.def("architectures", [] {
     std::vector<std::string> names;
@@ -169,6 +175,7 @@ void bind_model(nb::module_& m) {
       .def_prop_ro("notes", [](const imp::Model& x) { return x.notes(); })
       .def_prop_ro("resident_bytes", &imp::Model::resident_bytes)
       .def_prop_ro("table_bytes", &imp::Model::table_bytes)
-      .def("prefetch", &imp::Model::prefetch, nb::arg("begin"), nb::arg("end"), nb::call_guard<nb::gil_scoped_release>(),
+      .def("prefetch", &imp::Model::prefetch, nb::arg("begin"), nb::arg("end"),
+           nb::call_guard<nb::gil_scoped_release>(),
            "Reads bytes [begin, end) of resident_bytes into the page cache.");
 }

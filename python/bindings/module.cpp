@@ -61,6 +61,7 @@ NB_MODULE(_core, m) {
   m.doc() = "C++ core of imp_runtime.";
   bind_error(m);
   bind_gguf(m);
+  bind_ops(m);
   bind_session(m);
   bind_model(m);
   bind_sampler(m);

@@ -28,12 +28,15 @@ T unwrap(std::expected<T, imp::Shortage>&& r) {
 // Lets one thread in at a time; a second one gets an error, not a race.
 class PySession {
  public:
-  PySession(std::shared_ptr<imp::Model> model, const imp::SessionOptions& options, const imp::CpuOptions& cpu)
-      : session_(std::make_unique<imp::Session>(std::move(model), imp::make_cpu_backend(cpu), options)) {}
+  PySession(std::shared_ptr<imp::Model> model, const imp::SessionOptions& options,
+            const imp::CpuOptions& cpu)
+      : session_(std::make_unique<imp::Session>(std::move(model), imp::make_cpu_backend(cpu),
+                                                options)) {}
 
   template <class F>
   auto use(F f) {
-    if (busy_.exchange(true)) imp::fail(imp::ErrorCode::invalid_argument, "this session is busy in another thread");
+    if (busy_.exchange(true))
+      imp::fail(imp::ErrorCode::invalid_argument, "this session is busy in another thread");
     struct Done {
       std::atomic<bool>& busy;
       ~Done() { busy = false; }
@@ -53,10 +56,12 @@ class PySession {
 
 nb::object tap_array(const imp::TapData& t) {
   auto* copy = new std::vector<std::byte>(t.data);
-  const nb::capsule owner(copy, [](void* p) noexcept { delete static_cast<std::vector<std::byte>*>(p); });
+  const nb::capsule owner(copy,
+                          [](void* p) noexcept { delete static_cast<std::vector<std::byte>*>(p); });
   const auto rows = static_cast<std::size_t>(t.rows), cols = static_cast<std::size_t>(t.cols);
   if (t.dtype == imp::DType::i32)
-    return nb::cast(nb::ndarray<nb::numpy, std::int32_t, nb::ndim<2>>(copy->data(), {rows, cols}, owner));
+    return nb::cast(
+        nb::ndarray<nb::numpy, std::int32_t, nb::ndim<2>>(copy->data(), {rows, cols}, owner));
   return nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<2>>(copy->data(), {rows, cols}, owner));
 }
 
@@ -66,16 +71,21 @@ void bind_session(nb::module_& m) {
   nb::class_<PySession>(m, "Session", "Sequences over one model. One thread at a time.")
       .def(
           "__init__",
-          [](PySession* self, std::shared_ptr<imp::Model> model, std::int64_t n_ctx, std::int64_t max_seqs,
-             std::int64_t n_ubatch, int n_threads, const std::string& kernels, std::vector<std::string> taps, bool poison) {
-            new (self) PySession(std::move(model), {n_ctx, max_seqs, n_ubatch, std::move(taps), poison}, {n_threads, kernels});
+          [](PySession* self, std::shared_ptr<imp::Model> model, std::int64_t n_ctx,
+             std::int64_t max_seqs, std::int64_t n_ubatch, int n_threads,
+             const std::string& kernels, std::vector<std::string> taps, bool poison) {
+            new (self)
+                PySession(std::move(model), {n_ctx, max_seqs, n_ubatch, std::move(taps), poison},
+                          {n_threads, kernels});
           },
-          nb::arg("model"), nb::kw_only(), nb::arg("n_ctx") = 0, nb::arg("max_seqs") = 1, nb::arg("n_ubatch") = 512,
-          nb::arg("n_threads") = 0, nb::arg("kernels") = "auto", nb::arg("taps") = std::vector<std::string>{},
-          nb::arg("poison") = false)
+          nb::arg("model"), nb::kw_only(), nb::arg("n_ctx") = 0, nb::arg("max_seqs") = 1,
+          nb::arg("n_ubatch") = 512, nb::arg("n_threads") = 0, nb::arg("kernels") = "auto",
+          nb::arg("taps") = std::vector<std::string>{}, nb::arg("poison") = false)
       .def("close", &PySession::close)
-      .def_prop_ro("n_ctx", [](PySession& s) { return s.use([](imp::Session& x) { return x.n_ctx(); }); })
-      .def_prop_ro("n_ubatch", [](PySession& s) { return s.use([](imp::Session& x) { return x.n_ubatch(); }); })
+      .def_prop_ro("n_ctx",
+                   [](PySession& s) { return s.use([](imp::Session& x) { return x.n_ctx(); }); })
+      .def_prop_ro("n_ubatch",
+                   [](PySession& s) { return s.use([](imp::Session& x) { return x.n_ubatch(); }); })
       .def_prop_ro("backend",
                    [](PySession& s) {
                      return s.use([](imp::Session& x) {
@@ -83,22 +93,45 @@ void bind_session(nb::module_& m) {
                        return info.name + ": " + info.detail;
                      });
                    })
-      .def_prop_ro("arena_bytes", [](PySession& s) { return s.use([](imp::Session& x) { return x.arena_bytes(); }); })
-      .def_prop_ro("free_pages", [](PySession& s) { return s.use([](imp::Session& x) { return x.memory().page_pool().free(); }); })
-      .def_prop_ro("free_rows", [](PySession& s) { return s.use([](imp::Session& x) { return x.memory().row_pool().free(); }); })
-      .def("open", [](PySession& s) { return s.use([](imp::Session& x) { return unwrap(x.open()); }); })
-      .def("fork", [](PySession& s, std::int64_t seq) { return s.use([&](imp::Session& x) { return unwrap(x.fork(seq)); }); },
-           nb::arg("seq"))
-      .def("close_sequence", [](PySession& s, std::int64_t seq) { s.use([&](imp::Session& x) { x.close(seq); }); },
-           nb::arg("seq"))
-      .def("tokens", [](PySession& s, std::int64_t seq) { return s.use([&](imp::Session& x) { return x.tokens(seq); }); },
-           nb::arg("seq"))
-      .def("length",
-           [](PySession& s, std::int64_t seq) { return s.use([&](imp::Session& x) { return std::ssize(x.tokens(seq)); }); },
-           nb::arg("seq"))
+      .def_prop_ro(
+          "arena_bytes",
+          [](PySession& s) { return s.use([](imp::Session& x) { return x.arena_bytes(); }); })
+      .def_prop_ro("free_pages",
+                   [](PySession& s) {
+                     return s.use([](imp::Session& x) { return x.memory().page_pool().free(); });
+                   })
+      .def_prop_ro("free_rows",
+                   [](PySession& s) {
+                     return s.use([](imp::Session& x) { return x.memory().row_pool().free(); });
+                   })
+      .def("open",
+           [](PySession& s) { return s.use([](imp::Session& x) { return unwrap(x.open()); }); })
+      .def(
+          "fork",
+          [](PySession& s, std::int64_t seq) {
+            return s.use([&](imp::Session& x) { return unwrap(x.fork(seq)); });
+          },
+          nb::arg("seq"))
+      .def(
+          "close_sequence",
+          [](PySession& s, std::int64_t seq) { s.use([&](imp::Session& x) { x.close(seq); }); },
+          nb::arg("seq"))
+      .def(
+          "tokens",
+          [](PySession& s, std::int64_t seq) {
+            return s.use([&](imp::Session& x) { return x.tokens(seq); });
+          },
+          nb::arg("seq"))
+      .def(
+          "length",
+          [](PySession& s, std::int64_t seq) {
+            return s.use([&](imp::Session& x) { return std::ssize(x.tokens(seq)); });
+          },
+          nb::arg("seq"))
       .def(
           "step",
-          [](nb::handle_t<PySession> self, const std::vector<std::tuple<std::int64_t, Tokens, std::int64_t>>& requests) {
+          [](nb::handle_t<PySession> self,
+             const std::vector<std::tuple<std::int64_t, Tokens, std::int64_t>>& requests) {
             auto& s = nb::cast<PySession&>(self);
             std::vector<imp::StepRequest> step;
             for (const auto& [seq, tokens, first] : requests)
@@ -113,11 +146,13 @@ void bind_session(nb::module_& m) {
               });
             }
             static const float nothing = 0;
-            return LogitsArray(logits.rows == 0 ? &nothing : logits.data,
-                               {static_cast<std::size_t>(logits.rows), static_cast<std::size_t>(vocab)}, self);
+            return LogitsArray(
+                logits.rows == 0 ? &nothing : logits.data,
+                {static_cast<std::size_t>(logits.rows), static_cast<std::size_t>(vocab)}, self);
           },
           nb::arg("requests"),
-          "Runs [(sequence, int32 tokens, first output)] in one step. Returns float32 [outputs, vocab], a view that is "
+          "Runs [(sequence, int32 tokens, first output)] in one step. Returns float32 [outputs, "
+          "vocab], a view that is "
           "valid until the next step.")
       .def("taps", [](PySession& s) {
         return s.use([](imp::Session& x) {
@@ -129,20 +164,24 @@ void bind_session(nb::module_& m) {
 
   m.def(
       "token_nll",
-      [](nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu> logits, Tokens targets, int n_threads) {
+      [](nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu> logits,
+         Tokens targets, int n_threads) {
         const std::size_t n = targets.shape(0), vocab = logits.shape(1);
         if (logits.shape(0) != n)
-          imp::fail(imp::ErrorCode::invalid_argument, imp::str(logits.shape(0), " rows of logits for ", n, " targets"));
+          imp::fail(imp::ErrorCode::invalid_argument,
+                    imp::str(logits.shape(0), " rows of logits for ", n, " targets"));
         auto* nll = new std::vector<double>(n);
-        const nb::capsule owner(nll, [](void* p) noexcept { delete static_cast<std::vector<double>*>(p); });
+        const nb::capsule owner(
+            nll, [](void* p) noexcept { delete static_cast<std::vector<double>*>(p); });
         {
           nb::gil_scoped_release unlocked;
-          imp::token_nll({logits.data(), n * vocab}, static_cast<std::int64_t>(vocab), {targets.data(), n}, nll->data(),
-                         n_threads);
+          imp::token_nll({logits.data(), n * vocab}, static_cast<std::int64_t>(vocab),
+                         {targets.data(), n}, nll->data(), n_threads);
         }
         return nb::ndarray<nb::numpy, double, nb::ndim<1>>(nll->data(), {n}, owner);
       },
       nb::arg("logits").noconvert(), nb::arg("targets").noconvert(), nb::arg("n_threads") = 0,
-      "-log softmax(logits)[target] per row: float32 [n, vocab], int32 [n] -> float64 [n]. Raises Error (numeric) naming "
+      "-log softmax(logits)[target] per row: float32 [n, vocab], int32 [n] -> float64 [n]. Raises "
+      "Error (numeric) naming "
       "the first row that is not finite.");
 }

@@ -16,8 +16,9 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateRuntimeError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context, Namespace
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 MAX_TEXT = 4 << 20  # characters of any text and of the result
 ITEM_WEIGHT = 8  # an entry of a list or mapping counts as this many characters
@@ -142,8 +143,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
         tree = super()._parse(source, name, filename)
         for node in list(tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock))):
             step = nodes.ExprStmt(_call("spend", [], node.lineno), lineno=node.lineno)
-            node.body.insert(0, step)
-        return _bounded_tree(tree)
+            body: list[nodes.Node] = getattr(node, "body")  # noqa: B009
+            body.insert(0, step)
+        bounded: nodes.Template = _bounded_tree(tree)
+        return bounded
 
 
 class _Generation(Extension):
@@ -164,7 +167,8 @@ class _Namespace(Namespace):
         _weighed(dict(*args, **kwargs))
 
     def __setitem__(self, name: str, value: Any) -> None:
-        super().__setitem__(name, _weighed(value))
+        _weighed([value])
+        super().__setitem__(name, value)
 
 
 def _bounded_tree(node: nodes.Node) -> Any:
@@ -177,9 +181,9 @@ def _bounded_tree(node: nodes.Node) -> Any:
             setattr(node, field, _bounded_tree(value))
     if isinstance(node, nodes.Concat):
         return _call("join_values", node.nodes, node.lineno)
-    written = isinstance(node, nodes.List | nodes.Dict)
-    if written or (isinstance(node, nodes.Tuple) and node.ctx == "load"):
-        return _call("weighed", [node], node.lineno)
+    if isinstance(node, nodes.List | nodes.Dict | nodes.Tuple):
+        target = isinstance(node, nodes.Tuple) and node.ctx != "load"
+        return node if target else _call("weighed", [node], node.lineno)
     return node
 
 

@@ -18,7 +18,6 @@ def _alphabet() -> dict[str, int]:
 BYTE_OF_CHAR = _alphabet()
 _BYTE_CHARS = frozenset(BYTE_OF_CHAR)
 _TO_LATIN1 = {ord(c): b for c, b in BYTE_OF_CHAR.items()}
-_NOT_IN_UTF8 = {0xC0, 0xC1, *range(0xF5, 0x100)}
 
 
 def piece_bytes(piece: str) -> bytes:
@@ -54,14 +53,13 @@ class BpeEncoder:
         splits = [pre_tokenizers.Split(Regex(p), "isolated") for p in pre.patterns]
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         self._backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
-        self._missing = {b for c, b in BYTE_OF_CHAR.items() if c not in ids} - _NOT_IN_UTF8
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`; special tokens in it are plain text."""
-        if self._missing:  # the library drops what it has no token for
-            lost = self._missing.intersection(text.encode())
-            if lost:
-                raise ImpError(f"the vocabulary has no token for the byte 0x{min(lost):02x}")
+        """Ids of `text`; special tokens in it are plain text.
+
+        Bytes for which the vocabulary has no token are left out, as the models' own tokenizers do
+        (some vocabularies lack rare control characters).
+        """
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
         return list(encoding.ids)
 

@@ -60,7 +60,9 @@ def _model(vocab: Vocab, scores: list[float]) -> bytes:
     """A serialized sentencepiece.ModelProto (field numbers: sentencepiece_model.proto)."""
     unknown = vocab.ids_of(TokenType.UNKNOWN)
     if not unknown:
-        raise ImpError("a SentencePiece vocabulary needs a token of type UNKNOWN, this one has none")
+        raise ImpError(
+            "a SentencePiece vocabulary needs a token of type UNKNOWN, this one has none"
+        )
     unk_id = vocab.unk_id if vocab.unk_id in unknown else unknown[0]
     parts = []
     entries = zip(vocab.pieces, scores, vocab.types, strict=True)

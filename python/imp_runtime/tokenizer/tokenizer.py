@@ -100,7 +100,7 @@ class Tokenizer:
                 plain text. User-defined tokens always become their ids.
 
         Raises:
-            ImpError: the text is not valid Unicode, or has a byte the vocabulary lacks.
+            ImpError: the text is not valid Unicode.
         """
         try:
             text.encode()

@@ -88,7 +88,7 @@ class SamplingParams:
         Raises:
             ImpError: a value is out of range.
         """
-        stored = {name: keys[key] for name, key in _FILE_DEFAULTS.items() if key in keys}
+        stored = {name: _number(keys[key]) for name, key in _FILE_DEFAULTS.items() if key in keys}
         return cls(**{**stored, **values})
 
     def with_seed(self) -> "SamplingParams":
@@ -123,6 +123,11 @@ class SamplingParams:
         if off or self.penalty_last_n == 0:
             return history[:0]
         return history if self.penalty_last_n < 0 else history[-self.penalty_last_n :]
+
+
+def _number(value: Any) -> Any:
+    """A float32 of a file as the shortest decimal that means it: 0.95, not 0.949999988."""
+    return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
 def _check_int(name: str, value: int | None, low: int, high: int | None) -> None:

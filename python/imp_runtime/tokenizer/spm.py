@@ -41,8 +41,9 @@ class SpmEncoder:
                 f"tokenizer.ggml.scores has {len(scores)} entries for {len(vocab.pieces)} tokens"
             )
         self._prefix = bool(vocab.get("add_space_prefix", True))
+        proto = _model(vocab, scores)
         try:
-            self._model = sentencepiece.SentencePieceProcessor(model_proto=_model(vocab, scores))
+            self._model = sentencepiece.SentencePieceProcessor(model_proto=proto)
         except RuntimeError as error:
             raise ImpError(f"the SentencePiece vocabulary cannot be used: {error}") from error
 
@@ -60,9 +61,7 @@ def _model(vocab: Vocab, scores: list[float]) -> bytes:
     """A serialized sentencepiece.ModelProto (field numbers: sentencepiece_model.proto)."""
     unknown = vocab.ids_of(TokenType.UNKNOWN)
     if not unknown:
-        raise ImpError(
-            "a SentencePiece vocabulary needs a token of type UNKNOWN, this one has none"
-        )
+        raise ImpError("no token has the type UNKNOWN, which a SentencePiece vocabulary needs")
     unk_id = vocab.unk_id if vocab.unk_id in unknown else unknown[0]
     parts = []
     entries = zip(vocab.pieces, scores, vocab.types, strict=True)

@@ -1,0 +1,267 @@
+"""Rotation, cache, block indexer and attention against float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.ops import harness as h
+from tests.ops import refs
+
+NORM_TOLERANCE = 2e-6
+ATTEND_TOLERANCE = 5e-6  # softmax and weighted sum in fp32
+THETA = 1e7
+EPS = float(np.float32(1e-6))
+AT, MORE = 16, 32
+
+# ---------------------------------------------------------------- rotation
+
+
+def rope_table(positions: list[int], dim: int, theta: float) -> np.ndarray:
+    """float64 [T, dim]: cosines, then sines; angles are float32 by contract"""
+    half = dim // 2
+    one = np.zeros((len(positions), 1, dim))
+    one[:, :, :half] = 1
+    return refs.rope(one, positions, dim, theta)[:, 0]  # x = 1, y = 0 turns to (cos, sin)
+
+
+@pytest.mark.parametrize("dim", [2, 8, 34, 64])
+@pytest.mark.parametrize("theta", [1e7, 10000.0])
+def test_rope_table(device: h.Device, dim: int, theta: float) -> None:
+    """A last-place difference of the frequency grows with the position."""
+    positions = [0, 1, 2, 63, 64, 4095, 32767, 262143]
+    got = device.run("rope_table", {"dim": dim, "theta": theta}, {"positions": positions})["y"]
+    want = rope_table(positions, dim, theta)
+    half = dim // 2
+    frequency = theta ** (-2 * np.arange(half) / dim)
+    angle = np.array(positions)[:, None] * frequency
+    allowed = np.tile(2e-7 + 1.3e-7 * angle * (frequency < 1), (1, 2))
+    assert (np.abs(got - want) <= allowed).all()
+    np.testing.assert_array_equal(got[0], [1.0] * half + [0.0] * half)
+
+
+def table_for(positions: list[int], dim: int) -> np.ndarray:
+    return h.f32(rope_table(positions, dim, THETA))
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_head_norm_rope(device: h.Device, stride: int) -> None:
+    """Heads of a query interleaved with gates are read with a stride of two heads."""
+    rng = np.random.RandomState(1)
+    cases = [(1, n, n - n % 2) for n in range(2, 18)] + [(3, 40, 10), (2, 256, 64), (4, 17, 2)]
+    for heads, dim, rotary in cases:
+        for rows in (1, 5, 65):
+            positions = rng.randint(0, 4000, rows).tolist()
+            x, w = h.normal(rng, rows, heads * stride * dim), h.normal(rng, dim)
+            args = {"x": x, "rope": table_for(positions, rotary), "w": w, "heads": heads}
+            args |= {"dim": dim, "stride": stride * dim, "rotary_dim": rotary, "eps": EPS}
+            got = device.run("head_norm_rope", args)["y"]
+            parts = h.f64(x).reshape(rows, heads, stride * dim)[:, :, :dim]
+            want = refs.head_norm_rope(parts, h.f64(w), EPS, positions, rotary, THETA)
+            h.close(got, want.reshape(rows, -1), NORM_TOLERANCE)
+
+
+# ---------------------------------------------------------------- cache
+
+CHUNKS = [
+    [(0, 1)],
+    [(15, 2), (0, 16)],
+    [(17, 3), (0, 65), (64, 1), (31, 33)],
+]
+
+
+@pytest.mark.parametrize("chunks", CHUNKS, ids=str)
+@pytest.mark.parametrize("page_tokens", [4, 16, 20])
+def test_kv_store(device: h.Device, chunks: list[tuple[int, int]], page_tokens: int) -> None:
+    rng = np.random.RandomState(2)
+    s = h.steps(rng, chunks, page_tokens)
+    for width in (1, 17, 512):
+        k, v = h.normal(rng, s.total, width), h.normal(rng, s.total, width)
+        keys, values = s.cache(page_tokens, width), s.cache(page_tokens, width)
+        want_k, want_v = keys.copy(), values.copy()
+        device.run("kv_store", {"k": k, "v": v}, s.inputs(kv=[(keys, values, None)]))
+        for i, n in enumerate(s.rows):
+            p = s.positions[i]
+            at = tuple(np.array(x)[p : p + n] for x in s.slots(i, p + n, page_tokens))
+            want_k[at], want_v[at] = k[s.part(i)], v[s.part(i)]
+        h.same(keys, want_k)
+        h.same(values, want_v)
+
+
+# ---------------------------------------------------------------- indexer
+
+
+def index_case(rng: np.random.RandomState, s: h.Steps, dim: int, ratio: int) -> tuple:
+    """Raw keys of every sequence from its start; the state and cache as earlier steps left them.
+    Returns (raw [rows, dim], w, history by sequence, state, index cache)"""
+    w = h.normal(rng, dim)
+    history = [h.normal(rng, p + n, dim) for p, n in zip(s.positions, s.rows, strict=True)]
+    state = s.state(AT + ratio * dim + MORE)
+    index = s.cache(s.page_tokens // ratio, dim)
+    for i, p in enumerate(s.positions):
+        for token in range(p - p % ratio, p):
+            slot = AT + token % ratio * dim
+            state[s.state_rows[i], slot : slot + dim] = history[i][token]
+        keys = refs.block_keys(h.f64(history[i][:p]), h.f64(w), EPS, ratio, dim // 2 * 2, THETA)
+        if len(keys):
+            index[s.slots(i, len(keys), s.page_tokens // ratio)] = keys
+    raw = h.f32(np.concatenate([x[p:] for x, p in zip(history, s.positions, strict=True)]))
+    return raw, w, history, state, index
+
+
+@pytest.mark.parametrize("chunks", [*CHUNKS, [(3, 1), (2, 5), (7, 60)]], ids=str)
+@pytest.mark.parametrize("dim, ratio", [(2, 4), (16, 4), (17, 4), (128, 4), (16, 1), (16, 16)])
+def test_index_keys(device: h.Device, chunks: list[tuple[int, int]], dim: int, ratio: int) -> None:
+    rng = np.random.RandomState(3)
+    s = h.steps(rng, chunks)
+    rotary = dim // 2 * 2
+    raw, w, history, state, index = index_case(rng, s, dim, ratio)
+    before, state_before = index.copy(), state.copy()
+    args = {"raw": raw, "w": w, "ratio": ratio, "rotary_dim": rotary, "theta": THETA, "eps": EPS}
+    kv = (np.zeros(1, np.float32), np.zeros(1, np.float32), index)
+    device.run("index_keys", args | {"state": AT}, s.inputs(state=state, kv=[kv]))
+    for i, (p, n) in enumerate(zip(s.positions, s.rows, strict=True)):
+        keys = refs.block_keys(h.f64(history[i]), h.f64(w), EPS, ratio, rotary, THETA)
+        at = s.slots(i, len(keys), s.page_tokens // ratio)
+        if len(keys):
+            h.close(index[at], keys, 5e-6)
+        fresh = tuple(np.array(x, int)[p // ratio :] for x in at)
+        before[fresh] = index[fresh]
+        row = s.state_rows[i]
+        for token in range((p + n) // ratio * ratio, p + n):  # the incomplete block
+            slot = AT + token % ratio * dim
+            h.same(state[row, slot : slot + dim], history[i][token])
+        state[row, AT : AT + ratio * dim] = state_before[row, AT : AT + ratio * dim]
+    h.same(index, before)  # earlier blocks and other pages are as they were
+    h.same(state, state_before)
+
+
+def check_select(
+    device: h.Device, s: h.Steps, q: np.ndarray, keys: list[np.ndarray], ratio: int, blocks: int
+) -> None:
+    """q [rows, heads, dim]; keys[i] [complete blocks of sequence i, dim]"""
+    rows, heads, dim = q.shape
+    index = s.cache(s.page_tokens // ratio, dim)
+    for i, k in enumerate(keys):
+        if len(k):
+            index[s.slots(i, len(k), s.page_tokens // ratio)] = k
+    kv = (np.zeros(1, np.float32), np.zeros(1, np.float32), index)
+    args = {"q": q.reshape(rows, -1), "heads": heads, "ratio": ratio, "blocks": blocks}
+    got = device.run("index_select", args, s.inputs(kv=[kv]))["selected"]
+    for i in range(len(s.rows)):
+        for row in range(s.part(i).start, s.part(i).stop):
+            position = s.positions[i] + row - s.first(i)
+            complete = (position + 1) // ratio
+            if complete <= blocks:
+                assert got[row, 0] == -1
+                continue
+            scores = refs.block_scores(h.f64(q[row]), h.f64(keys[i][:complete]))
+            np.testing.assert_array_equal(got[row], refs.select_blocks(scores, blocks))
+
+
+@pytest.mark.parametrize("ratio, blocks", [(4, 1), (4, 8), (4, 512), (1, 5), (16, 3)])
+def test_index_select(device: h.Device, ratio: int, blocks: int) -> None:
+    """Small whole numbers make exact sums, and ties everywhere."""
+    rng = np.random.RandomState(4)
+    edge = ratio * (blocks + 1) - 1  # the first token that sees more blocks than it takes
+    chunks = [(0, 3), (edge - 2, 5), (edge + ratio * 7, 2), (2 * edge, 33)]
+    for heads, dim in ((1, 2), (4, 16), (3, 17), (8, 128)):
+        s = h.steps(rng, chunks, 16)
+        q = h.f32(rng.randint(-2, 3, (s.total, heads, dim)))
+        keys = [
+            h.f32(rng.randint(-1, 2, ((p + n) // ratio, dim)))
+            for p, n in zip(s.positions, s.rows, strict=True)
+        ]
+        check_select(device, s, q, keys, ratio, blocks)
+
+
+def test_index_select_all_equal(device: h.Device) -> None:
+    """No block scores above 0: the lowest ones are taken."""
+    rng = np.random.RandomState(5)
+    s = h.steps(rng, [(99, 2)])
+    q = -np.ones((2, 4, 16), np.float32)
+    check_select(device, s, q, [np.ones((25, 16), np.float32)], 4, 7)
+
+
+# ---------------------------------------------------------------- attention
+
+
+def check_attend(
+    device: h.Device,
+    s: h.Steps,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    blocks: int = 0,
+    ratio: int = 4,
+    sharp: float = 1.0,
+) -> None:
+    rng = np.random.RandomState(heads * 100 + dim)
+    width = kv_heads * dim
+    keys, values = s.cache(s.page_tokens, width), s.cache(s.page_tokens, width)
+    q, qg = sharp * h.normal(rng, s.total, heads * dim), h.normal(rng, s.total, 2 * heads * dim)
+    selected = np.full((s.total, max(blocks, 1)), 2**31 - 1, np.int32)
+    want = np.empty((s.total, heads * dim))
+    for i, (p, n) in enumerate(zip(s.positions, s.rows, strict=True)):
+        k, v = h.normal(rng, p + n, width), h.normal(rng, p + n, width)
+        at = s.slots(i, p + n, s.page_tokens)
+        keys[at], values[at] = k, v
+        visible = []
+        for row in range(s.part(i).start, s.part(i).stop):
+            position = p + row - s.first(i)
+            complete = (position + 1) // ratio
+            if blocks == 0 or complete <= blocks:
+                visible.append(np.arange(position + 1))
+                selected[row, 0] = -1
+            else:
+                scores = rng.permutation(complete).astype(float)
+                selected[row] = refs.select_blocks(scores, blocks)
+                visible.append(refs.selected_keys(position, scores, blocks, ratio))
+        part = s.part(i)
+        y = refs.attention(
+            h.f64(q[part]).reshape(n, heads, dim),
+            h.f64(k).reshape(p + n, kv_heads, dim),
+            h.f64(v).reshape(p + n, kv_heads, dim),
+            visible,
+        )
+        gate = h.f64(qg[part]).reshape(n, heads, 2, dim)[:, :, 1]
+        want[part] = (y * refs.sigmoid(gate)).reshape(n, -1)
+    args = {"q": q, "qg": qg, "heads": heads, "kv_heads": kv_heads, "ratio": ratio}
+    args |= {"blocks": blocks} | ({"selected": selected} if blocks else {})
+    untouched = keys.copy(), values.copy()
+    got = device.run("attend", args, s.inputs(kv=[(keys, values, None)]))["y"]
+    h.close(got, want, ATTEND_TOLERANCE)
+    h.same(keys, untouched[0])
+    h.same(values, untouched[1])
+
+
+@pytest.mark.parametrize("chunks", [*CHUNKS, [(200, 1)], [(0, 3), (128, 1), (5, 1)]], ids=str)
+def test_attend_dense(device: h.Device, chunks: list[tuple[int, int]]) -> None:
+    s = h.steps(np.random.RandomState(6), chunks)
+    check_attend(device, s, heads=4, kv_heads=2, dim=32)
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 5, 6, 7, 12])
+def test_attend_head_groups(device: h.Device, group: int) -> None:
+    s = h.steps(np.random.RandomState(7), [(0, 5), (40, 2)])
+    check_attend(device, s, heads=2 * group, kv_heads=2, dim=64)
+
+
+@pytest.mark.parametrize("dim", [*range(1, 18), 40, 256])
+def test_attend_head_sizes(device: h.Device, dim: int) -> None:
+    s = h.steps(np.random.RandomState(8), [(0, 3), (33, 2)])
+    check_attend(device, s, heads=6, kv_heads=1, dim=dim)
+
+
+@pytest.mark.parametrize("blocks, ratio", [(1, 4), (8, 4), (3, 16), (5, 1)])
+def test_attend_sparse(device: h.Device, blocks: int, ratio: int) -> None:
+    """Each query's own blocks and the incomplete one; below the budget everything."""
+    edge = ratio * (blocks + 1) - 1
+    s = h.steps(np.random.RandomState(9), [(0, 2), (edge - 3, 9), (3 * edge, 3)])
+    check_attend(device, s, 4, 2, 32, blocks, ratio)
+
+
+def test_attend_sharp_softmax(device: h.Device) -> None:
+    """Scores far apart: one key takes all, and nothing overflows."""
+    s = h.steps(np.random.RandomState(10), [(0, 9), (70, 2)])
+    check_attend(device, s, 4, 2, 32, sharp=100.0)

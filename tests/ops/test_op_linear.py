@@ -1,0 +1,71 @@
+"""Matrix products and the gated product against float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.ops import harness as h
+from tests.ops import refs
+
+TOLERANCE = 5e-6  # fp32 sums of up to 640 products
+ACTS = {"none": lambda x: x, "silu": refs.silu, "sigmoid": refs.sigmoid}
+
+
+def check(
+    device: h.Device, kind: str, rows: int, n: int, cols: int, act: str = "none", alpha: float = 1.0
+) -> None:
+    rng = np.random.RandomState(rows * 1000 + n * 100 + cols)
+    w, values = h.weight(rng, kind, n, cols, 0.6)
+    x = h.normal(rng, rows, cols)
+    y = device.run("linear", {"x": x, "w": w, "alpha": alpha, "act": act})["y"]
+    want = ACTS[act](refs.linear(h.f64(x), values, float(np.float32(alpha))))
+    h.close(y, want, TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", [*h.MATRIX_TYPES, "F8_E4M3"])
+def test_linear_rows(device: h.Device, kind: str) -> None:
+    """Block edges of the activation rows: 96 share a task."""
+    for rows in (1, 2, 3, 7, 64, 65, 96, 97, 193):
+        check(device, kind, rows, 37, 128)
+
+
+@pytest.mark.parametrize("kind", [*h.MATRIX_TYPES, "F8_E4M3"])
+def test_linear_columns(device: h.Device, kind: str) -> None:
+    sizes = [*range(1, 18), 40, 640] if h.BLOCK[kind] == 1 else [32, 64, 96, 128, 640]
+    for cols in sizes:
+        if cols % h.BLOCK[kind] == 0:
+            check(device, kind, 5, 19, cols)
+
+
+@pytest.mark.parametrize("kind", h.MATRIX_TYPES)
+def test_linear_outputs(device: h.Device, kind: str) -> None:
+    """One output, panel edges, and more than one task."""
+    for n in (1, 2, 15, 16, 17, 64, 65, 640, 1025):
+        check(device, kind, 3, n, 64)
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_linear_activation(device: h.Device, act: str) -> None:
+    for alpha in (1.0, 0.25, -3.0):
+        for n in (1, 16, 37):
+            check(device, "BF16", 5, n, 64, act, alpha)
+
+
+def test_linear_of_extreme_values(device: h.Device) -> None:
+    """silu and sigmoid at both ends: no overflow, no NaN."""
+    x = h.f32([[-1e4], [-100.0], [-88.0], [-0.0], [88.0], [100.0], [1e4]])
+    w = (h.IDS["F32"], np.ones(1, "<f4").view(np.uint8), 1, 1, 1.0)
+    for act in ("silu", "sigmoid"):
+        y = device.run("linear", {"x": x, "w": w, "alpha": 1.0, "act": act})["y"]
+        want = ACTS[act](h.f64(x))
+        assert np.isfinite(y).all()
+        np.testing.assert_allclose(y, want, rtol=1e-6, atol=1e-30)
+
+
+def test_swiglu(device: h.Device) -> None:
+    rng = np.random.RandomState(5)
+    for rows, cols in [(1, c) for c in range(1, 18)] + [(3, 40), (65, 640), (97, 33)]:
+        gate, up = 4 * h.normal(rng, rows, cols), h.normal(rng, rows, cols)
+        y = device.run("swiglu", {"gate": gate, "up": up})["y"]
+        h.close(y, refs.silu(h.f64(gate)) * h.f64(up), 1e-6)

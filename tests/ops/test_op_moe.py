@@ -1,0 +1,137 @@
+"""Routing, experts and their sum against float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.ops import harness as h
+from tests.ops import refs
+
+WEIGHT_TOLERANCE = 1e-6  # and half a rounding per addend of the sum
+FFN_TOLERANCE = 1e-5  # two products and a gate in fp32
+COMBINE_TOLERANCE = 2e-6
+
+
+def check_route(device: h.Device, logits: np.ndarray, k: int, renormalise: bool) -> np.ndarray:
+    got = device.run("route", {"logits": logits, "k": k, "renormalise": int(renormalise)})
+    ids, weights = refs.route(h.f64(logits), k, renormalise)
+    np.testing.assert_array_equal(got["ids"], ids)
+    h.close(got["weights"], weights, WEIGHT_TOLERANCE + k * 2.0**-25)
+    return got["ids"]
+
+
+@pytest.mark.parametrize("experts", [1, 2, 17, 256, 257, 512, 1024])
+@pytest.mark.parametrize("renormalise", [True, False])
+def test_route(device: h.Device, experts: int, renormalise: bool) -> None:
+    rng = np.random.RandomState(experts)
+    for rows in (1, 3, 65):
+        for k in {1, min(10, experts), experts}:
+            check_route(device, 3 * h.normal(rng, rows, experts), k, renormalise)
+
+
+@pytest.mark.parametrize("experts", [257, 512, 1024])
+def test_route_to_the_last_experts(device: h.Device, experts: int) -> None:
+    logits = h.normal(np.random.RandomState(1), 3, experts)
+    logits[:, -1] += 20
+    logits[:, 256:] += 10
+    ids = check_route(device, logits, min(10, experts - 256), True)
+    assert (ids[:, 0] == experts - 1).all() and (ids >= 256).all()
+
+
+def test_route_ties_go_to_the_lower_id(device: h.Device) -> None:
+    rng = np.random.RandomState(2)
+    for experts in (4, 16, 512):
+        check_route(device, np.zeros((3, experts), np.float32), 4, True)
+        few = h.f32(rng.randint(0, 3, (33, experts)))
+        check_route(device, few, 4, False)
+        check_route(device, few, experts, True)
+    signed = h.f32([[0.0, -0.0, 0.0, -0.0]])  # equal as well
+    check_route(device, signed, 3, True)
+
+
+def test_route_of_extreme_logits(device: h.Device) -> None:
+    logits = h.f32([[3e38, -3e38, 0, 1e38], [-100, -101, -102, -103], [88, 89, 90, 91]])
+    check_route(device, logits, 2, True)
+    check_route(device, logits, 2, False)
+
+
+# ---------------------------------------------------------------- experts
+
+
+def check_ffn(
+    device: h.Device, kind: str, ids: np.ndarray, experts: int, hidden: int, ff: int
+) -> None:
+    rng = np.random.RandomState(experts + hidden)
+    gate, gate_values = h.bank(rng, kind, experts, ff, hidden)
+    up, up_values = h.bank(rng, kind, experts, ff, hidden)
+    down, down_values = h.bank(rng, kind, experts, hidden, ff)
+    x = h.normal(rng, len(ids), hidden)
+    args = {"x": x, "ids": np.ascontiguousarray(ids, np.int32)}
+    y = device.run("expert_ffn", args | {"gate": gate, "up": up, "down": down})["y"]
+    want = refs.experts(h.f64(x), ids, gate_values, up_values, down_values)
+    h.close(y, want.reshape(-1, hidden), FFN_TOLERANCE)
+
+
+def chosen(rng: np.random.RandomState, rows: int, experts: int, k: int) -> np.ndarray:
+    return np.stack([rng.permutation(experts)[:k] for _ in range(rows)])
+
+
+@pytest.mark.parametrize("kind", h.MATRIX_TYPES)
+def test_expert_ffn(device: h.Device, kind: str) -> None:
+    """Some experts get no token, and with 97 rows one gets more than a task holds."""
+    rng = np.random.RandomState(1)
+    for rows in (1, 3, 64, 97):
+        ids = chosen(rng, rows, 7, 3)
+        ids[ids == 4] = 6  # an empty expert; the last one twice in a row now and then
+        check_ffn(device, kind, ids, 8, 64, 128)
+    check_ffn(device, kind, np.full((203, 1), 1), 2, 64, 64)
+
+
+@pytest.mark.parametrize("experts", [1, 256, 257, 512, 1024])
+def test_expert_ffn_expert_ids(device: h.Device, experts: int) -> None:
+    rng = np.random.RandomState(2)
+    k = min(10, experts)
+    ids = chosen(rng, 5, experts, k)
+    ids[0, 0] = experts - 1
+    ids[1:3, 0] = experts // 2
+    check_ffn(device, "NVFP4", ids, experts, 64, 64)
+
+
+def test_expert_ffn_all_experts(device: h.Device) -> None:
+    rng = np.random.RandomState(3)
+    check_ffn(device, "BF16", chosen(rng, 7, 16, 16), 16, 40, 24)
+
+
+@pytest.mark.parametrize("hidden", [*range(1, 18), 40, 640])
+def test_expert_ffn_widths(device: h.Device, hidden: int) -> None:
+    rng = np.random.RandomState(4)
+    check_ffn(device, "F32", chosen(rng, 3, 4, 2), 4, hidden, 17)
+
+
+# ---------------------------------------------------------------- sum
+
+
+@pytest.mark.parametrize("k", [1, 2, 10, 16])
+def test_combine(device: h.Device, k: int) -> None:
+    rng = np.random.RandomState(5)
+    for rows, cols in [(1, n) for n in range(1, 18)] + [(3, 40), (65, 640), (97, 33)]:
+        slots, shared = h.normal(rng, rows * k, cols), h.normal(rng, rows, cols)
+        weights = h.f32(rng.uniform(0, 1, (rows, k)))
+        logit = rng.standard_normal(rows)
+        gate = h.f32(refs.sigmoid(logit)[:, None])
+        args = {"slots": slots, "weights": weights, "shared": shared, "shared_gate": gate}
+        got = device.run("combine", args)["y"]
+        want = refs.combine(
+            h.f64(slots).reshape(rows, k, cols), h.f64(weights), h.f64(shared), logit
+        )
+        h.close(got, want, COMBINE_TOLERANCE)
+
+
+def test_combine_adds_in_rank_order(device: h.Device) -> None:
+    """1e8 - 1e8 + 1 is 1; any other order loses the 1."""
+    slots = h.f32([[1e8], [-1e8], [1]])
+    weights = np.ones((1, 3), np.float32)
+    zero = np.zeros((1, 1), np.float32)
+    args = {"slots": slots, "weights": weights, "shared": zero, "shared_gate": zero}
+    assert device.run("combine", args)["y"][0, 0] == 1

@@ -1,0 +1,77 @@
+"""Residual streams against float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.ops import harness as h
+from tests.ops import refs
+
+TOLERANCE = 2e-6
+SIZES = [(1, n) for n in range(1, 18)] + [(3, 40), (65, 640), (97, 16)]
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_group_norm(device: h.Device, groups: int) -> None:
+    rng = np.random.RandomState(1)
+    for rows, n in SIZES:
+        x, w = h.normal(rng, rows, groups * n), h.normal(rng, groups * n)
+        x[0] *= 1e-4  # eps counts here
+        args = {"x": x, "w": w, "groups": groups, "eps": 1e-6}
+        got = device.run("group_norm", args)["y"]
+        want = refs.grouped_rms_norm(h.f64(x), h.f64(w), float(np.float32(1e-6)), groups)
+        h.close(got, want, TOLERANCE)
+
+
+def test_norm_of_zeros_is_zero(device: h.Device) -> None:
+    args = {"x": np.zeros((2, 32), np.float32), "w": np.ones(32, np.float32)}
+    got = device.run("group_norm", args | {"groups": 2, "eps": 1e-6})["y"]
+    assert (got == 0).all()
+
+
+@pytest.mark.parametrize("streams", [2, 4])
+def test_residual_mix(device: h.Device, streams: int) -> None:
+    rng = np.random.RandomState(2)
+    for rows, n in SIZES:
+        x, gate = h.normal(rng, rows, streams * n), 3 * h.normal(rng, rows, streams * n)
+        got = device.run("residual_mix", {"n": x, "gate": gate, "streams": streams})["x"]
+        gated = refs.sigmoid(h.f64(gate)) * h.f64(x)
+        h.close(got, gated.reshape(rows, streams, n).mean(axis=1), TOLERANCE)
+
+
+@pytest.mark.parametrize("streams", [2, 4])
+def test_residual_inject(device: h.Device, streams: int) -> None:
+    rng = np.random.RandomState(3)
+    for rows, n in SIZES:
+        r, y = h.normal(rng, rows, streams * n), h.normal(rng, rows, n)
+        s = h.f32(rng.uniform(0, 1, (rows, streams)))
+        before = r.copy()
+        got = device.run("residual_inject", {"r": r, "y": y, "s": s})["r"]
+        want = refs.residual_inject(h.f64(before), h.f64(y), 2 * h.f64(s))
+        h.close(got, want, TOLERANCE, before)
+        h.same(r, before)
+
+
+def test_read_gate_of_four_ops(device: h.Device) -> None:
+    """norm, two linears and the mix make the model's read gate."""
+    rng = np.random.RandomState(4)
+    rows, streams, n, low = 7, 4, 40, 16
+    r, w = h.normal(rng, rows, streams * n), h.normal(rng, streams * n)
+    down, down_values = h.weight(rng, "BF16", low, streams * n, 0.1)
+    up, up_values = h.weight(rng, "F16", streams * n, low, 0.5)
+    inject, inject_values = h.weight(rng, "F32", streams, streams * n, 0.1)
+    eps = float(np.float32(1e-6))
+    norm = device.run("group_norm", {"x": r, "w": w, "groups": streams, "eps": eps})["y"]
+    args = {"x": norm, "w": down, "alpha": 1 / streams, "act": "silu"}
+    narrow = device.run("linear", args)["y"]
+    gate = device.run("linear", {"x": narrow, "w": up, "alpha": 1.0, "act": "none"})["y"]
+    x = device.run("residual_mix", {"n": norm, "gate": gate, "streams": streams})["x"]
+    args = {"x": norm, "w": inject, "alpha": 1 / streams, "act": "sigmoid"}
+    s = device.run("linear", args)["y"]
+    want, want_s = refs.residual_mix(
+        h.f64(r), h.f64(w), down_values, up_values, inject_values, eps, streams
+    )
+    h.close(x, want, 1e-5)
+    assert want_s is not None
+    h.close(2 * s, want_s, 1e-5)

@@ -3,24 +3,6 @@
 
 namespace imp::gguf {
 
-std::string quote(std::string_view name) {
-  constexpr std::size_t most = 96;  // bytes shown
-  constexpr std::string_view hex = "0123456789abcdef";
-  std::string out = "'";
-  for (const char c : name.substr(0, most)) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte >= 0x20 && byte < 0x7f) {
-      out += c;
-    } else {
-      out += "\\x";
-      out += hex[byte >> 4];
-      out += hex[byte & 15];
-    }
-  }
-  if (name.size() > most) out += "...";
-  return out + "'";
-}
-
 void Cursor::need(std::uint64_t count, std::size_t item_bytes) const {
   if (count > remaining() / item_bytes)
     bad(str("truncated: ", subject_, " needs ", count, item_bytes == 1 ? "" : " x ",

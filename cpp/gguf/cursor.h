@@ -14,9 +14,6 @@
 
 namespace imp::gguf {
 
-// A name from a file, made fit for one line of an error message.
-std::string quote(std::string_view name);
-
 class Cursor {
  public:
   // `limit`: bytes of metadata that imp reads at most.

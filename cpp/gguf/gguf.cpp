@@ -53,6 +53,24 @@ void check_total(const std::vector<Reader>& parts, const std::string& file) {
 
 }  // namespace
 
+std::string quote(std::string_view name) {
+  constexpr std::size_t most = 96;  // bytes shown
+  constexpr std::string_view hex = "0123456789abcdef";
+  std::string out = "'";
+  for (const char c : name.substr(0, most)) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && byte < 0x7f) {
+      out += c;
+    } else {
+      out += "\\x";
+      out += hex[byte >> 4];
+      out += hex[byte & 15];
+    }
+  }
+  if (name.size() > most) out += "...";
+  return out + "'";
+}
+
 std::int64_t TensorInfo::n_elems() const {
   std::int64_t n = 1;
   for (const std::int64_t d : dims) n *= d;

@@ -36,6 +36,9 @@ struct Limits {
   std::int64_t shards = max_shards;
 };
 
+// A name from a file, quoted and made fit for one line of an error message.
+std::string quote(std::string_view name);
+
 struct TensorInfo {
   std::string name;
   DType dtype;

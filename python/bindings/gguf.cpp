@@ -18,6 +18,7 @@ namespace {
 
 using imp::gguf::Array;
 using imp::gguf::Gguf;
+using imp::gguf::quote;
 using imp::gguf::TensorInfo;
 using imp::gguf::Value;
 using imp::gguf::ValueType;
@@ -30,6 +31,13 @@ nb::object to_str(std::string_view s) {
       PyUnicode_DecodeUTF8(s.data(), static_cast<Py_ssize_t>(s.size()), "surrogateescape");
   if (text == nullptr) throw nb::python_error();
   return nb::steal(text);
+}
+
+std::string to_bytes(const nb::str& s) {
+  nb::object bytes = nb::steal(PyUnicode_AsEncodedString(s.ptr(), "utf-8", "surrogateescape"));
+  if (!bytes.is_valid()) throw nb::python_error();
+  return std::string(PyBytes_AS_STRING(bytes.ptr()),
+                     static_cast<std::size_t>(PyBytes_GET_SIZE(bytes.ptr())));
 }
 
 template <class T>
@@ -82,10 +90,11 @@ std::string type_name(const Value& value) {
   return std::string(name(value.type));
 }
 
-const TensorInfo& tensor(const Gguf& g, std::string_view name) {
+const TensorInfo& tensor(const Gguf& g, const nb::str& python_name) {
+  const std::string name = to_bytes(python_name);
   if (const TensorInfo* t = g.find(name)) return *t;
   imp::fail(imp::ErrorCode::invalid_argument,
-            imp::str(g.path(), ": there is no tensor '", name, "'"));
+            imp::str(g.path(), ": there is no tensor ", quote(name)));
 }
 
 // The type to decode as: another one only if it lays out rows in the same bytes.
@@ -97,26 +106,26 @@ imp::DType decode_type(const TensorInfo& t, const std::optional<std::string>& as
     const std::size_t wanted = imp::row_bytes(type.dtype, t.dims[0]);
     if (stored == wanted) return type.dtype;
     imp::fail(imp::ErrorCode::invalid_argument,
-              imp::str("a row of tensor '", t.name, "' has ", stored, " bytes, as ", *as_type,
+              imp::str("a row of tensor ", quote(t.name), " has ", stored, " bytes, as ", *as_type,
                        " it would have ", wanted));
   }
   imp::fail(imp::ErrorCode::invalid_argument, imp::str("there is no type '", *as_type, "'"));
 }
 
-Rows decode(const Gguf& g, std::string_view name, std::int64_t row0, std::int64_t n_rows,
+Rows decode(const Gguf& g, const nb::str& name, std::int64_t row0, std::int64_t n_rows,
             const std::optional<std::string>& as_type) {
   const TensorInfo& t = tensor(g, name);
   const imp::DType dtype = decode_type(t, as_type);
   if (!imp::type_info(dtype).computes)
     imp::fail(imp::ErrorCode::unsupported,
-              imp::str("tensor '", t.name, "' is ", imp::type_info(dtype).name,
+              imp::str("tensor ", quote(t.name), " is ", imp::type_info(dtype).name,
                        ", which imp does not decode"));
   const std::int64_t width = t.dims[0];
   const std::int64_t rows = t.n_elems() / width;
   if (row0 < 0 || n_rows < 0 || row0 > rows || n_rows > rows - row0)
     imp::fail(imp::ErrorCode::invalid_argument,
-              imp::str("rows ", row0, " to ", row0, " + ", n_rows, " of tensor '", t.name,
-                       "', which has ", rows));
+              imp::str("rows ", row0, " to ", row0, " + ", n_rows, " of tensor ", quote(t.name),
+                       ", which has ", rows));
   const std::size_t stride = imp::row_bytes(dtype, width);
   auto* out = new float[static_cast<std::size_t>(n_rows * width)];
   const nb::capsule owner(out, [](void* p) noexcept { delete[] static_cast<float*>(p); });
@@ -133,7 +142,9 @@ Rows decode(const Gguf& g, std::string_view name, std::int64_t row0, std::int64_
 
 void bind_gguf(nb::module_& m) {
   nb::class_<TensorInfo>(m, "TensorInfo", "Where a tensor of a GGUF file is and what it holds.")
-      .def_ro("name", &TensorInfo::name)
+      .def_prop_ro(
+          "name", [](const TensorInfo& t) { return to_str(t.name); },
+          nb::sig("def name(self) -> str"))
       .def_prop_ro(
           "type", [](const TensorInfo& t) { return imp::type_info(t.dtype).name; },
           "ggml's name: 'F32', 'NVFP4', ...")
@@ -145,8 +156,8 @@ void bind_gguf(nb::module_& m) {
       .def("__repr__", [](const TensorInfo& t) {
         std::string dims;
         for (const std::int64_t d : t.dims) dims += imp::str(dims.empty() ? "" : ", ", d);
-        return imp::str("TensorInfo('", t.name, "', ", imp::type_info(t.dtype).name, ", [", dims,
-                        "])");
+        return imp::str("TensorInfo(", quote(t.name), ", ", imp::type_info(t.dtype).name, ", [",
+                        dims, "])");
       });
 
   nb::class_<Gguf>(m, "Gguf", "A GGUF file, mapped read-only; all shards of a split one.")
@@ -156,6 +167,7 @@ void bind_gguf(nb::module_& m) {
             return std::const_pointer_cast<Gguf>(Gguf::open(path.string()));
           },
           nb::arg("path"), nb::call_guard<nb::gil_scoped_release>(),
+          nb::sig("def open(path: str | os.PathLike[str]) -> Gguf"),
           "Opens a file, or all shards of a split one, given any of them.\n\n"
           "Raises Error: io, bad_file, or unsupported (version, byte order, unknown type).")
       .def_prop_ro("path", [](const Gguf& g) { return std::filesystem::path(g.path()); })
@@ -176,6 +188,7 @@ void bind_gguf(nb::module_& m) {
               out[to_str(key)] = to_python(value, self);
             return out;
           },
+          nb::sig("def keys(self) -> dict[str, typing.Any]"),
           "All metadata. Scalars are int, float, bool or str; arrays of strings or arrays are "
           "lists;\nother arrays are read-only numpy arrays of the stored type.")
       .def(
@@ -185,11 +198,12 @@ void bind_gguf(nb::module_& m) {
             for (const auto& [key, value] : g.keys().map()) out[to_str(key)] = type_name(value);
             return out;
           },
+          nb::sig("def key_types(self) -> dict[str, str]"),
           "Stored types: 'u32', 'string', 'i32[]', 'array[]', ...")
       .def("tensors", &Gguf::tensors, nb::rv_policy::reference_internal, "In file order.")
       .def(
           "data",
-          [](nb::handle_t<Gguf> self, std::string_view name) {
+          [](nb::handle_t<Gguf> self, const nb::str& name) {
             const TensorInfo& t = tensor(nb::cast<const Gguf&>(self), name);
             return Bytes(t.data, {t.n_bytes}, self);
           },

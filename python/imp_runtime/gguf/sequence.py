@@ -44,11 +44,22 @@ def positive(keys: Mapping[str, Any], key: str) -> int | None:
 
 def arch_keys(keys: Mapping[str, Any], arch: str) -> dict[str, Any]:
     """The keys that the C++ core reads an architecture's shape from."""
-    own = {k: v for k, v in keys.items() if k.startswith((f"{arch}.", "imp."))}
+    own = {
+        key: value
+        for key, value in keys.items()
+        if key.startswith((f"{arch}.", "imp.")) and key.isascii() and not _is_odd(value)
+    }
     tokens = keys.get("tokenizer.ggml.tokens")
     if isinstance(tokens, list):  # their number is the vocabulary's; the texts do not matter
         own["tokenizer.ggml.tokens"] = [""] * len(tokens)
     return own
+
+
+def _is_odd(value: Any) -> bool:
+    """A text that is not UTF-8, or an array of texts or arrays: no shape is told by those."""
+    if isinstance(value, str):
+        return not value.isascii()
+    return isinstance(value, list)
 
 
 def sequence_cost(keys: Mapping[str, Any], arch: str) -> SequenceCost | None:

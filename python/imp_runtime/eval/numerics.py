@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from imp_runtime import _core
+
 from .contracts import Float32, Float64, Int32
 
 # Rows handled at once are limited to this many logits, so that temporaries stay in cache-sized
@@ -56,18 +58,14 @@ def row_max_and_sum_exp(logits: Float32) -> tuple[Float32, Float64]:
 
 
 def token_nll(logits: Float32, targets: Int32, n_threads: int = 1) -> Float64:
-    """-log softmax(logits)[target] per row, float64 [n], of logits float32 [n, n_vocab]."""
-    out = np.empty(len(targets), np.float64)
+    """-log softmax(logits)[target] per row, float64 [n], of logits float32 [n, n_vocab].
 
-    def work(rows: slice) -> None:
-        part = logits[rows]
-        top, sum_exp = row_max_and_sum_exp(part)
-        chosen = np.take_along_axis(part, targets[rows, None], axis=1)[:, 0]
-        out[rows] = np.log(sum_exp) - (chosen - top)
+    Raises:
+        ImpError: if a logit is not finite or a target lies outside the vocabulary.
 
-    n_rows, n_vocab = logits.shape
-    for_each_block(n_rows, n_vocab, n_threads, work)
-    return out
+    """
+    nll: Float64 = _core.token_nll(logits, targets, n_threads)
+    return nll
 
 
 def exp_or_inf(value: float) -> float:

@@ -2,6 +2,7 @@
 #include "cpp/runtime/session.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 
@@ -158,21 +159,35 @@ std::expected<Logits, Shortage> Session::step(std::span<const StepRequest> reque
   const StepShape shape{std::ssize(step_.tokens), std::ssize(step_.outputs)};
   Program& program = programs_.get(shape);
   arena_bytes_ = std::max(arena_bytes_, program.arena_bytes);
+  run(program);
+  if (!program.results.logits) return Logits{};
+  return Logits{program.executable->data(program.results.logits), shape.outputs};
+}
+
+void Session::run(Program& program) {
+  using Clock = std::chrono::steady_clock;
   taps_.clear();
-  const auto copy_taps = [&](std::size_t node) {
+  const Graph& graph = *program.graph;
+  Clock::time_point last = Clock::now();
+  const auto after = [&](std::size_t node) {
+    if (options_.profile) {
+      const Clock::time_point now = Clock::now();
+      OpTime& t = op_times_[std::string(op_name(graph.nodes()[node].op))];
+      t.seconds += std::chrono::duration<double>(now - last).count();
+      ++t.calls;
+      last = now;
+    }
     for (const Tap& tap : program.taps) {
       if (tap.node != node) continue;
-      const TensorInfo& t = program.graph->info(tap.tensor);
+      const TensorInfo& t = graph.info(tap.tensor);
       TapData data{tap.name, t.dtype, t.rows, t.cols, std::vector<std::byte>(t.bytes())};
       std::memcpy(data.data.data(), program.executable->data(tap.tensor), t.bytes());
       taps_.push_back(std::move(data));
     }
   };
+  const bool watched = options_.profile || !program.taps.empty();
   program.executable->run(step_, memory_.step(),
-                          program.taps.empty() ? std::function<void(std::size_t)>()
-                                               : std::function<void(std::size_t)>(copy_taps));
-  if (!program.results.logits) return Logits{};
-  return Logits{program.executable->data(program.results.logits), shape.outputs};
+                          watched ? std::function<void(std::size_t)>(after) : std::function<void(std::size_t)>());
 }
 
 }  // namespace imp

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <expected>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -23,6 +24,7 @@ struct SessionOptions {
   std::int64_t n_ubatch = 512;    // tokens of one step at most
   std::vector<std::string> taps;  // patterns of intermediates to keep a copy of
   bool poison = false;            // NaN in unused memory
+  bool profile = false;           // time every op
 };
 inline constexpr std::int64_t max_ctx = std::int64_t{1} << 30;
 inline constexpr std::int64_t max_ubatch = 65536;
@@ -48,6 +50,11 @@ struct TapData {
   std::vector<std::byte> data;
 };
 
+struct OpTime {
+  double seconds = 0;
+  std::int64_t calls = 0;
+};
+
 class Session {
  public:
   Session(std::shared_ptr<const Model> model, std::shared_ptr<Backend> backend,
@@ -70,6 +77,8 @@ class Session {
   std::expected<Logits, Shortage> step(std::span<const StepRequest> requests);
   // Copies of the last step's named intermediates.
   const std::vector<TapData>& taps() const { return taps_; }
+  // Time by op since the session was opened, if options.profile.
+  const std::map<std::string, OpTime>& op_times() const { return op_times_; }
   // Bytes of activations of the largest step so far.
   std::size_t arena_bytes() const { return arena_bytes_; }
 
@@ -81,6 +90,7 @@ class Session {
   Sequence& find(SeqId seq);
   void check(std::span<const StepRequest> requests);
   void pack(std::span<const StepRequest> requests);
+  void run(Program& program);
 
   std::shared_ptr<const Model> model_;
   std::shared_ptr<Backend> backend_;
@@ -92,6 +102,7 @@ class Session {
   SeqId next_id_ = 0;
   StepInputs step_;
   std::vector<TapData> taps_;
+  std::map<std::string, OpTime> op_times_;
   std::size_t arena_bytes_ = 0;
 };
 

@@ -73,14 +73,14 @@ void bind_session(nb::module_& m) {
           "__init__",
           [](PySession* self, std::shared_ptr<imp::Model> model, std::int64_t n_ctx,
              std::int64_t max_seqs, std::int64_t n_ubatch, int n_threads,
-             const std::string& kernels, std::vector<std::string> taps, bool poison) {
+             const std::string& kernels, std::vector<std::string> taps, bool poison, bool profile) {
             new (self)
-                PySession(std::move(model), {n_ctx, max_seqs, n_ubatch, std::move(taps), poison},
+                PySession(std::move(model), {n_ctx, max_seqs, n_ubatch, std::move(taps), poison, profile},
                           {n_threads, kernels});
           },
           nb::arg("model"), nb::kw_only(), nb::arg("n_ctx") = 0, nb::arg("max_seqs") = 1,
           nb::arg("n_ubatch") = 512, nb::arg("n_threads") = 0, nb::arg("kernels") = "auto",
-          nb::arg("taps") = std::vector<std::string>{}, nb::arg("poison") = false)
+          nb::arg("taps") = std::vector<std::string>{}, nb::arg("poison") = false, nb::arg("profile") = false)
       .def("close", &PySession::close)
       .def_prop_ro("n_ctx",
                    [](PySession& s) { return s.use([](imp::Session& x) { return x.n_ctx(); }); })
@@ -154,6 +154,15 @@ void bind_session(nb::module_& m) {
           "Runs [(sequence, int32 tokens, first output)] in one step. Returns float32 [outputs, "
           "vocab], a view that is "
           "valid until the next step.")
+      .def("op_times",
+           [](PySession& s) {
+             return s.use([](imp::Session& x) {
+               nb::dict d;
+               for (const auto& [name, t] : x.op_times()) d[name.c_str()] = nb::make_tuple(t.seconds, t.calls);
+               return d;
+             });
+           },
+           "Op name -> (seconds, calls) since the session was opened with profile=True.")
       .def("taps", [](PySession& s) {
         return s.use([](imp::Session& x) {
           nb::dict d;

@@ -32,6 +32,7 @@ class Session:
         taps: Iterable[str] = (),
         kernels: str = "auto",
         poison: bool = False,
+        profile: bool = False,
     ):
         """Plan memory.
 
@@ -44,6 +45,7 @@ class Session:
             taps: patterns (`*`, `?`) of intermediates that `taps()` returns, such as "blk.*.residual".
             kernels: "auto", "generic", "avx2" or "avx512".
             poison: fill unused memory with NaN (for tests).
+            profile: time every op, for `op_times()`.
 
         Raises:
             ImpError: a number is out of range, or memory is too small (naming both numbers).
@@ -58,6 +60,7 @@ class Session:
             kernels=kernels,
             taps=list(taps),
             poison=poison,
+            profile=profile,
         )
         self._taps: dict[str, list[npt.NDArray[np.float32] | npt.NDArray[np.int32]]] = {}
 
@@ -83,6 +86,10 @@ class Session:
     def taps(self) -> dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int32]]:
         """Named intermediates of the last extend: name -> [rows, cols], one row per token (or per output)."""
         return {name: np.concatenate(parts) for name, parts in self._taps.items()}
+
+    def op_times(self) -> dict[str, tuple[float, int]]:
+        """Op name -> (seconds, calls) since the session was opened with profile=True."""
+        return self.core.op_times()
 
     def close(self) -> None:
         """Free all memory; its sequences become unusable."""

@@ -33,6 +33,10 @@ _SAFE_STR_METHODS = frozenset(
     "removeprefix removesuffix rfind rindex rpartition rsplit rstrip split splitlines startswith "
     "strip swapcase title upper".split()
 )
+# Filters that look at their input without writing it out; weighing it each time would be slow.
+_NOT_WRITTEN = frozenset(
+    "count d default first items last length list map reject rejectattr select selectattr".split()
+)
 _PADDING = frozenset(("center", "ljust", "rjust", "zfill"))
 _WIDE_FORMAT = re.compile(r"\d{5,}|\*|\{[^{}]*\{")  # a width of 10,000 on, or taken from a value
 
@@ -249,14 +253,13 @@ def _weight(value: Any) -> int:
             total += ITEM_WEIGHT * len(item)
             pending.extend(item)
         elif item is None or isinstance(item, (int, float)):
-            pass
+            continue
         elif isinstance(item, Mapping):
             total += ITEM_WEIGHT * len(item)
             pending.extend(item.keys())
             pending.extend(item.values())
         elif isinstance(item, Namespace) and item is not value:
             raise TemplateLimit("a namespace is put into another value")
-        total += 1
     return total
 
 
@@ -287,8 +290,9 @@ def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         if name == "join" and len(args) > first:
             args = (*args[:first], list(args[first]), *args[first + 1 :])
         values = [*args[first:], *kwargs.values()]
-        for value in values:
-            _weighed(value)
+        if name not in _NOT_WRITTEN:
+            for value in values:
+                _weighed(value)
         text, *rest = values or [""]
         numbers = [v for v in rest if isinstance(v, int)]
         longest = max((len(v) for v in rest if isinstance(v, str)), default=0)

@@ -130,7 +130,8 @@ def _prompt(prompt: str | None, file: Path | None, escape: bool) -> tuple[str | 
 def _loaded(path: Path, device: str, n_ctx: int, threads: int) -> Iterator[LLM]:
     columns = (TextColumn("loading"), BarColumn(), DownloadColumn())
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True) as progress:
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with bar as progress:
         task = progress.add_task("loading", total=None)
 
         def report(done: int, total: int) -> None:
@@ -177,11 +178,14 @@ def _show(stream: Stream, source: str) -> None:
                 newline = chunk.text.endswith("\n")
             reason = chunk.finish_reason or reason
         reason = reason if count else "length"
+    except BrokenPipeError:  # nobody reads any more
+        newline = True
+        raise
+    finally:
+        stream.close()
         if not newline:
             sys.stdout.write("\n")
             sys.stdout.flush()
-    finally:
-        stream.close()
         t = stream.timings
         _log(
             f"speed: prompt {t.prompt_tokens} tokens, {t.prompt_per_second:.2f} t/s "

@@ -1,0 +1,182 @@
+"""`imp run` over a scripted session, and over the shipped model."""
+
+import io
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from imp_runtime.cli import run as module
+from imp_runtime.cli.main import main
+from imp_runtime.llm import LLM
+from imp_runtime.tokenizer import Tokenizer
+from text_fakes import KEYS, FakeModel, FakeSession
+
+TOKENIZER = Tokenizer(KEYS)
+SPEED = re.compile(
+    r"speed: prompt (\d+) tokens, [\d.]+ t/s \(text: (.+)\); generated (\d+) tokens, "
+    r"[\d.]+ t/s; end: (\w+); seed (\d+)\n"
+)
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER.encode(text, parse_special=True)
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> FakeSession:
+    """What `imp run` will use, whatever model it is given."""
+    fake = FakeSession([])
+
+    def load(path: Path, **options: object) -> LLM:
+        fake.options = options
+        return LLM.from_session(FakeModel(**getattr(fake, "keys", {})), fake)
+
+    monkeypatch.setattr(module, "LLM", load)
+    return fake
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    status = main(["run", *args])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def test_prompt(session: FakeSession, capsys: pytest.CaptureFixture[str]) -> None:
+    session.script = ids("a wörld<|im_end|>")
+    status, out, err = run(capsys, "m.gguf", "-p", r"Hello\n", "--seed", "9", "--temp", "0")
+    assert (status, out) == (0, "a wörld\n")
+    assert session.fed[0] == ids("Hello\n")
+    match = SPEED.fullmatch(err)
+    assert match and match.groups() == (
+        str(len(ids("Hello\n"))),
+        "-p",
+        str(len(ids("a wörld<|im_end|>"))),
+        "eos",
+        "9",
+    )
+    assert session.closed
+
+
+def test_text_comes_as_it_is_made(
+    session: FakeSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session.script = ids("one 日<|im_end|>")
+    parts: list[str] = []
+    monkeypatch.setattr(sys.stdout, "write", parts.append)
+    assert main(["run", "m.gguf", "-p", "x", "--temp", "0"]) == 0
+    assert "".join(parts) == "one 日\n" and len(parts) >= 4 and "日" in parts
+
+
+def test_options(session: FakeSession, capsys: pytest.CaptureFixture[str]) -> None:
+    session.script = ids("a b STOP c d")
+    args = ("-m", "m.gguf", "-p", "x", "--temp", "0", "-c", "77", "-t", "3", "--device", "cpu")
+    status, out, err = run(capsys, *args, "--stop", "STOP")
+    assert (status, out.strip(), SPEED.fullmatch(err)[4]) == (0, "a b", "stop")
+    assert session.options["n_ctx"] == 77 and session.options["n_threads"] == 3
+    session.script = ids("a b c d")
+    _, out, err = run(capsys, *args, "-n", "2")
+    assert (out, SPEED.fullmatch(err)[4]) == ("a b\n", "length")
+    session.script = [TOKENIZER.eos_id, *ids("b<|im_end|>")]
+    _, _, err = run(capsys, *args, "-n", "3", "--ignore-eos")
+    assert SPEED.fullmatch(err)[3] == "3"
+
+
+def test_sampling_flags_reach_the_sampler(
+    session: FakeSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = []
+    stream = LLM.stream
+    monkeypatch.setattr(
+        LLM, "stream", lambda self, text, params: seen.append(params) or stream(self, text, params)
+    )
+    session.keys = {"general.sampling.top_k": 11, "general.sampling.temp": 0.5}
+    session.script = ids("a") * 2
+    flags = (
+        "--top-p 0.5 --min-p 0.1 --repeat-penalty 1.1 --presence-penalty 0.2 "
+        "--frequency-penalty 0.3 --repeat-last-n -1 -n 1"
+    )
+    run(capsys, "m.gguf", "-p", "x", *flags.split())
+    run(capsys, "m.gguf", "-p", "x", "--top-k", "3", "--temperature", "0.7", "-n", "1")
+    first, second = seen
+    assert (first.top_k, first.temperature, first.top_p, first.min_p) == (11, 0.5, 0.5, 0.1)
+    assert (first.repetition_penalty, first.presence_penalty) == (1.1, 0.2)
+    assert (first.frequency_penalty, first.penalty_last_n) == (0.3, -1)
+    assert (second.top_k, second.temperature) == (3, 0.7)
+
+
+def test_file(session: FakeSession, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_bytes(rb"keep\n" + b"\n")
+    session.script = ids("x<|im_end|>")
+    _, _, err = run(capsys, "m.gguf", "-f", str(file), "--temp", "0")
+    assert session.fed[0] == ids("keep\\n\n")
+    assert SPEED.fullmatch(err)[2] == str(file)
+
+
+def test_chat_prompt(session: FakeSession, capsys: pytest.CaptureFixture[str]) -> None:
+    session.script = ids("Fine<|im_end|>")
+    args = ("m.gguf", "-p", "How?", "--chat", "--system", "Be brief", "--temp", "0")
+    assert run(capsys, *args)[1] == "Fine\n"
+    assert session.fed[0] == ids(
+        "<|im_start|>system\nBe brief<|im_end|>\n<|im_start|>user\nHow?<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_interactive(
+    session: FakeSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session.script = ids("Yes<|im_end|>No<|im_end|>")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("A?\n\nB?\n"))
+    status, out, err = run(capsys, "m.gguf", "-i", "--temp", "0")
+    assert (status, out) == (0, "Yes\nNo\n")
+    assert len(SPEED.findall(err)) == 2
+    second = [f for f in session.fed if len(f) > 1][1]
+    assert second == ids("<|im_end|>\n<|im_start|>user\nB?<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_interrupt(session: FakeSession, capsys: pytest.CaptureFixture[str]) -> None:
+    session.script = ids("one two three four")
+    session.interrupt_at = 2
+    status, out, err = run(capsys, "m.gguf", "-p", "x", "--temp", "0")
+    assert (status, out) == (130, "one two\n")
+    assert SPEED.fullmatch(err)[4] == "interrupted"
+    assert session.closed and session.n_open == 0
+
+
+def test_errors(session: FakeSession, capsys: pytest.CaptureFixture[str]) -> None:
+    for args, message in (
+        (("-p", "x"), "a model is needed"),
+        (("m", "-p", "x", "-f", "y"), "-p and -f are two prompts"),
+        (("m", "-p", "x", "-i"), "-i reads messages from stdin"),
+        (("m", "-p", "x", "--system", "y"), "--system needs a chat"),
+        (("m", "-p", "x", "--top-p", "7"), "top_p is 7, outside [0, 1]"),
+        (("m", "-p", "x", "--seed", "-2"), "seed is -2, outside"),
+        (("m", "-p", ""), "the prompt has no tokens"),
+        (("m", "-p", "word " * 1001), "the context holds 1000"),
+    ):
+        status, out, err = run(capsys, *args)
+        assert (status, out) == (1, ""), args
+        assert err.startswith("error: ") and message in err and err.count("\n") == 1
+    assert run(capsys, "m", "-p", "x", "--bogus")[0] == 2
+    assert run(capsys, "m", "-p", "x", "-n", "-2")[0] == 2
+    assert session.fed == []
+
+
+def test_no_template(
+    session: FakeSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session.keys = {"tokenizer.chat_template": None}
+    monkeypatch.setattr(sys, "stdin", io.StringIO("A?\n"))
+    status, _, err = run(capsys, "m.gguf")
+    assert status == 1 and "no tokenizer.chat_template" in err
+
+
+def test_shipped_model(prose_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = (str(prose_gguf), "-p", "It was a", "-n", "12", "-s", "4", "-c", "256", "-t", "1")
+    status, out, err = run(capsys, *args)
+    assert status == 0 and len(out.split()) >= 3
+    assert run(capsys, *args)[1] == out
+    assert SPEED.search(err)[3] == "12"

@@ -6,14 +6,19 @@
 namespace imp::cpu {
 namespace {
 
-// n elements: whole blocks, or any number for formats without blocks. put(i, v) takes vector i.
+// n elements: whole blocks, or any number for formats without blocks. put(i, v) takes elements
+// i..i+16.
 template <class F, class Put>
 IMP_INLINE void decode_vectors(const std::byte* src, std::int64_t n, Put put) {
   constexpr std::int64_t elems = F::vectors * lanes;
   std::int64_t i = 0;
   for (; i + elems <= n; i += elems, src += F::bytes) {
-    const typename F::Block block = F::open(src);
-    auto one = [&]<int I>() { put(i + I * lanes, F::template get<I>(block)); };
+    auto one = [&]<int I>() {
+      Part p[parts];
+      auto half = [&]<int H>() { p[H] = F::template get<I>(F::template open<H>(src)); };
+      unrolled<parts>(half);
+      put(i + I * lanes, join(p));
+    };
     unrolled<F::vectors>(one);
   }
   if (i < n) put(i, F::tail(src, n - i));

@@ -1,8 +1,8 @@
 // The stored formats as loops see them: blocks that open once and yield vectors of 16 exact fp32
 // weights. Included by the per-instruction-set files only.
 //
-// A format F has: vectors and bytes per block, Block open(p), V get<I>(block), V tail(p, n) for the
-// last n < 16 elements of formats without blocks.
+// A format F has: vectors and bytes per block; Block<H> open<H>(p) and Part get<I>(block), part H
+// of vector I; V tail(p, n) for the last n < 16 elements of formats without blocks.
 #pragma once
 
 #include "cpp/cpu/kernels/vec.h"
@@ -17,26 +17,34 @@ inline std::uint16_t load_u16(const std::byte* p) {
   return h;
 }
 
-struct F32 {
-  static constexpr int vectors = 1, bytes = 64;
-  using Block = const std::byte*;
-  static IMP_INLINE Block open(const std::byte* p) { return p; }
-  template <int I>
-  static IMP_INLINE V get(const Block& p) {
-    return load(reinterpret_cast<const float*>(p));
+struct Plain {
+  static constexpr int vectors = 1;
+  template <int H>
+  struct Block {
+    const std::byte* p;
+  };
+  template <int H>
+  static IMP_INLINE Block<H> open(const std::byte* p) {
+    return {p};
+  }
+};
+
+struct F32 : Plain {
+  static constexpr int bytes = 64;
+  template <int I, int H>
+  static IMP_INLINE Part get(const Block<H>& b) {
+    return load_part<H>(reinterpret_cast<const float*>(b.p));
   }
   static IMP_INLINE V tail(const std::byte* p, std::int64_t n) {
     return load_n(reinterpret_cast<const float*>(p), n);
   }
 };
 
-struct Bf16 {
-  static constexpr int vectors = 1, bytes = 32;
-  using Block = const std::byte*;
-  static IMP_INLINE Block open(const std::byte* p) { return p; }
-  template <int I>
-  static IMP_INLINE V get(const Block& p) {
-    return load_bf16(p);
+struct Bf16 : Plain {
+  static constexpr int bytes = 32;
+  template <int I, int H>
+  static IMP_INLINE Part get(const Block<H>& b) {
+    return load_bf16<H>(b.p);
   }
   static IMP_INLINE V tail(const std::byte* p, std::int64_t n) {
     float t[lanes] = {};
@@ -45,13 +53,11 @@ struct Bf16 {
   }
 };
 
-struct F16 {
-  static constexpr int vectors = 1, bytes = 32;
-  using Block = const std::byte*;
-  static IMP_INLINE Block open(const std::byte* p) { return p; }
-  template <int I>
-  static IMP_INLINE V get(const Block& p) {
-    return load_f16(p);
+struct F16 : Plain {
+  static constexpr int bytes = 32;
+  template <int I, int H>
+  static IMP_INLINE Part get(const Block<H>& b) {
+    return load_f16<H>(b.p);
   }
   static IMP_INLINE V tail(const std::byte* p, std::int64_t n) {
     float t[lanes] = {};
@@ -60,13 +66,11 @@ struct F16 {
   }
 };
 
-struct F8E4m3 {
-  static constexpr int vectors = 1, bytes = 16;
-  using Block = const std::byte*;
-  static IMP_INLINE Block open(const std::byte* p) { return p; }
-  template <int I>
-  static IMP_INLINE V get(const Block& p) {
-    return tail(p, lanes);
+struct F8E4m3 : Plain {
+  static constexpr int bytes = 16;
+  template <int I, int H>
+  static IMP_INLINE Part get(const Block<H>& b) {
+    return part<H>(tail(b.p, lanes));
   }
   static IMP_INLINE V tail(const std::byte* p, std::int64_t n) {
     float t[lanes] = {};
@@ -78,14 +82,18 @@ struct F8E4m3 {
 // An fp16 scale times a signed byte has at most 18 significant bits: exact.
 struct Q8 {
   static constexpr int vectors = 2, bytes = 34;
+  template <int H>
   struct Block {
     const std::byte* p;
-    V scale;
+    Part scale;
   };
-  static IMP_INLINE Block open(const std::byte* p) { return {p + 2, set1_f16(p)}; }
-  template <int I>
-  static IMP_INLINE V get(const Block& b) {
-    return load_i8(b.p + 16 * I) * b.scale;
+  template <int H>
+  static IMP_INLINE Block<H> open(const std::byte* p) {
+    return {p + 2, part_f16(p)};
+  }
+  template <int I, int H>
+  static IMP_INLINE Part get(const Block<H>& b) {
+    return load_i8<H>(b.p + 16 * I) * b.scale;
   }
   static IMP_INLINE V tail(const std::byte*, std::int64_t) { return zero(); }
 };
@@ -104,14 +112,18 @@ alignas(64) constexpr Nvfp4Scales nvfp4_scales = make_nvfp4_scales();
 // A code has 2 significant bits and a scale 4: the product is exact.
 struct Nvfp4 {
   static constexpr int vectors = 4, bytes = 36;
+  template <int H>
   struct Block {
     const std::byte* p;
-    E2m1Block codes;
+    E2m1Block<H> codes;
   };
-  static IMP_INLINE Block open(const std::byte* p) { return {p, load_e2m1_block(p + 4)}; }
-  template <int I>
-  static IMP_INLINE V get(const Block& b) {
-    return e2m1_group<I>(b.codes) * set1(nvfp4_scales.value[static_cast<std::uint8_t>(b.p[I])]);
+  template <int H>
+  static IMP_INLINE Block<H> open(const std::byte* p) {
+    return {p, load_e2m1_block<H>(p + 4)};
+  }
+  template <int I, int H>
+  static IMP_INLINE Part get(const Block<H>& b) {
+    return e2m1_group<I>(b.codes) * part_f32(nvfp4_scales.value[static_cast<std::uint8_t>(b.p[I])]);
   }
   static IMP_INLINE V tail(const std::byte*, std::int64_t) { return zero(); }
 };

@@ -8,16 +8,83 @@
 namespace imp::cpu {
 namespace {
 
-// Register tile: tile_n weight rows times at most tile_t activation rows; one activation row takes
-// twice as many weight rows.
+// Register tile: n weight rows times at most t activation rows; one activation row takes more
+// weight rows. Sums of 4 x 6 + 4 weights + 1 activation fill AVX-512's 32 registers. AVX2 has 16,
+// and parts of 8 lanes: 4 x 3 + 3 activations + 1 weight; formats that decode at length do it for
+// more rows.
+template <class F>
+struct TileOf {
 #if defined(IMP_VEC_AVX512)
-inline constexpr int tile_n = 4, tile_t = 6;  // 24 sums + 4 weights + 1 activation of 32 registers
+  static constexpr int n = 4, t = 6;
+#elif defined(IMP_VEC_AVX2)
+  static constexpr int n = F::vectors > 2 ? 2 : 4, t = F::vectors > 2 ? 6 : 3;
 #else
-inline constexpr int tile_n = 4, tile_t = 2;
+  static constexpr int n = 4, t = 2;
 #endif
+  // Decode one row at a time, and read the activations again for each: saves registers.
+  static constexpr bool by_row = parts > 1 && F::vectors > 1;
+};
+
+// Part H of the sums of TN weight rows w and TT activation rows x. Ahead: fetch the bytes that lie
+// ahead_bytes further, a later tile's.
+template <class F, int H, int TN, int TT, bool Ahead>
+IMP_INLINE void tile_part(const std::byte* const* w, const float* const* x, std::int64_t k,
+                          std::size_t ahead_bytes, Part (&sums)[TT][TN][parts]) {
+  Part acc[TT][TN];
+  for (int b = 0; b < TT; ++b)
+    for (int a = 0; a < TN; ++a) acc[b][a] = part<H>(zero());
+  constexpr std::int64_t elems = F::vectors * lanes;
+  std::int64_t i = 0;
+  std::size_t at = 0;
+  for (; i + elems <= k; i += elems, at += F::bytes) {
+    if constexpr (TileOf<F>::by_row) {
+      for (int a = 0; a < TN; ++a) {
+        const auto block = F::template open<H>(w[a] + at);
+        if (Ahead && a % parts == H) __builtin_prefetch(w[a] + at + ahead_bytes);
+        auto step = [&]<int I>() {
+          const Part wv = F::template get<I>(block);
+          for (int b = 0; b < TT; ++b)
+            acc[b][a] = fma(wv, load_part<H>(x[b] + i + I * lanes), acc[b][a]);
+        };
+        unrolled<F::vectors>(step);
+      }
+    } else {
+      typename F::template Block<H> block[TN];
+      for (int a = 0; a < TN; ++a) {
+        block[a] = F::template open<H>(w[a] + at);
+        if (Ahead && a % parts == H) __builtin_prefetch(w[a] + at + ahead_bytes);
+      }
+      auto step = [&]<int I>() {
+        if constexpr (TT < TN) {
+          Part xv[TT];
+          for (int b = 0; b < TT; ++b) xv[b] = load_part<H>(x[b] + i + I * lanes);
+          for (int a = 0; a < TN; ++a) {
+            const Part wv = F::template get<I>(block[a]);
+            for (int b = 0; b < TT; ++b) acc[b][a] = fma(wv, xv[b], acc[b][a]);
+          }
+        } else {
+          Part wv[TN];
+          for (int a = 0; a < TN; ++a) wv[a] = F::template get<I>(block[a]);
+          for (int b = 0; b < TT; ++b) {
+            const Part xv = load_part<H>(x[b] + i + I * lanes);
+            for (int a = 0; a < TN; ++a) acc[b][a] = fma(wv[a], xv, acc[b][a]);
+          }
+        }
+      };
+      unrolled<F::vectors>(step);
+    }
+  }
+  if (i < k)
+    for (int b = 0; b < TT; ++b) {
+      const Part xv = part<H>(load_n(x[b] + i, k - i));
+      for (int a = 0; a < TN; ++a)
+        acc[b][a] = fma(part<H>(F::tail(w[a] + at, k - i)), xv, acc[b][a]);
+    }
+  for (int b = 0; b < TT; ++b)
+    for (int a = 0; a < TN; ++a) sums[b][a][H] = acc[b][a];
+}
 
 // Columns n..n+count of TT activation rows; weight rows past count repeat the first one.
-// ahead_bytes: from a weight to one that a later tile needs.
 template <class F, int TN, int TT, bool Ahead>
 inline void tile(const Gemm& g, std::int64_t n, std::int64_t count, std::int64_t t) {
   const std::byte* w[TN];
@@ -25,39 +92,15 @@ inline void tile(const Gemm& g, std::int64_t n, std::int64_t count, std::int64_t
   for (int a = 0; a < TN; ++a)
     w[a] = g.w + static_cast<std::size_t>(n + (a < count ? a : 0)) * g.w_row_bytes;
   for (int b = 0; b < TT; ++b) x[b] = g.x[t + b];
-  const std::size_t ahead = TN * g.w_row_bytes;
-  V acc[TT][TN];
+  Part sums[TT][TN][parts];
+  auto half = [&]<int H>() { tile_part<F, H, TN, TT, Ahead>(w, x, g.k, TN * g.w_row_bytes, sums); };
+  unrolled<parts>(half);
   for (int b = 0; b < TT; ++b)
-    for (int a = 0; a < TN; ++a) acc[b][a] = zero();
-
-  constexpr std::int64_t elems = F::vectors * lanes;
-  std::int64_t i = 0;
-  std::size_t at = 0;
-  for (; i + elems <= g.k; i += elems, at += F::bytes) {
-    typename F::Block block[TN];
-    for (int a = 0; a < TN; ++a) {
-      block[a] = F::open(w[a] + at);
-      if (Ahead) __builtin_prefetch(w[a] + at + ahead);
+    for (int a = 0; a < TN; a += 4) {
+      V four[4];
+      for (int c = 0; c < 4; ++c) four[c] = a + c < TN ? join(sums[b][a + c]) : zero();
+      if (a < count) store_sums(four, g.alpha, g.y[t + b] + n + a, count - a < 4 ? count - a : 4);
     }
-    auto step = [&]<int I>() {
-      V wv[TN];
-      for (int a = 0; a < TN; ++a) wv[a] = F::template get<I>(block[a]);
-      for (int b = 0; b < TT; ++b) {
-        const V xv = load(x[b] + i + I * lanes);
-        for (int a = 0; a < TN; ++a) acc[b][a] = fma(wv[a], xv, acc[b][a]);
-      }
-    };
-    unrolled<F::vectors>(step);
-  }
-  if (i < g.k)
-    for (int b = 0; b < TT; ++b) {
-      const V xv = load_n(x[b] + i, g.k - i);
-      for (int a = 0; a < TN; ++a) acc[b][a] = fma(F::tail(w[a] + at, g.k - i), xv, acc[b][a]);
-    }
-  for (int b = 0; b < TT; ++b)
-    for (int a = 0; a < TN; a += 4)
-      if (a < count)
-        store_sums(acc[b] + a, g.alpha, g.y[t + b] + n + a, count - a < 4 ? count - a : 4);
 }
 
 template <class F, int TN, bool Ahead, int TT>
@@ -69,29 +112,43 @@ inline void tile_of(std::int64_t rows, const Gemm& g, std::int64_t n, std::int64
   tile<F, TN, TT, Ahead>(g, n, count, t);
 }
 
-// Rows t0..t1 in tiles of nearly equal height.
-template <class F, int TN, int Most, bool Ahead>
+// Rows t0..t1 in tiles of nearly equal height; the last one fetches the next weights.
+template <class F, int TN, int Most>
 inline void columns(const Gemm& g, std::int64_t n0, std::int64_t n1, std::int64_t t0,
                     std::int64_t t1) {
   for (std::int64_t n = n0; n < n1; n += TN) {
-    std::int64_t tiles = (t1 - t0 + Most - 1) / Most;
-    for (std::int64_t t = t0; t < t1; --tiles) {
+    const std::int64_t count = n1 - n < TN ? n1 - n : TN;
+    std::int64_t t = t0;
+    for (std::int64_t tiles = (t1 - t0 + Most - 1) / Most; tiles > 1; --tiles) {
       const std::int64_t rows = (t1 - t + tiles - 1) / tiles;
-      tile_of<F, TN, Ahead, Most>(rows, g, n, n1 - n < TN ? n1 - n : TN, t);
+      tile_of<F, TN, false, Most>(rows, g, n, count, t);
       t += rows;
     }
+    if (n + 2 * TN <= n1)
+      tile_of<F, TN, true, Most>(t1 - t, g, n, count, t);
+    else
+      tile_of<F, TN, false, Most>(t1 - t, g, n, count, t);
   }
 }
 
+inline std::int64_t at_least(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
+
 template <class F>
 inline void gemm_of(const Gemm& g, std::int64_t n0, std::int64_t n1) {
-  if (g.rows == 1) return columns<F, 2 * tile_n, 1, true>(g, n0, n1, 0, 1);
-  if (g.rows <= tile_t) return columns<F, tile_n, tile_t, true>(g, n0, n1, 0, g.rows);
-  // Activations of a block of rows stay in the second cache while the columns pass by.
-  std::int64_t block = block_floats / g.k / tile_t * tile_t;
-  if (block < 2 * tile_t) block = 2 * tile_t;
-  for (std::int64_t t = 0; t < g.rows; t += block)
-    columns<F, tile_n, tile_t, false>(g, n0, n1, t, g.rows - t < block ? g.rows : t + block);
+  using Tile = TileOf<F>;
+  if (g.rows == 0) return;
+  if (g.rows == 1) return columns<F, 8, 1>(g, n0, n1, 0, 1);
+  // Activations of a block of rows stay in the second cache while a panel of weights passes by; the
+  // panel stays in the third one for the next block of rows.
+  const std::int64_t block = at_least(gemm_block_bytes / (4 * g.k), 2 * Tile::t);
+  const std::int64_t t_block = block / Tile::t * Tile::t;
+  const std::int64_t n_block =
+      at_least(gemm_panel_bytes / static_cast<std::int64_t>(g.w_row_bytes), Tile::n) / Tile::n *
+      Tile::n;
+  for (std::int64_t n = n0; n < n1; n += n_block)
+    for (std::int64_t t = 0; t < g.rows; t += t_block)
+      columns<F, Tile::n, Tile::t>(g, n, n1 - n < n_block ? n1 : n + n_block, t,
+                                   g.rows - t < t_block ? g.rows : t + t_block);
 }
 
 inline void gemm(const Gemm& g, std::int64_t n0, std::int64_t n1, float*) {

@@ -85,9 +85,12 @@ struct Kernels {
   double (*sum_exp)(const float* x, std::int64_t n, float max);
 };
 
-// A row block's activations: 640 KB of a second cache of 1 MB.
-inline constexpr std::int64_t block_floats = 160 << 10;
+// gemm keeps the activations of a block of rows in the second cache (1 MB on the processors that it
+// was measured on) and the stored weights that they multiply in the third.
+inline constexpr std::int64_t gemm_block_bytes = 640 << 10, gemm_panel_bytes = 2 << 20;
+// Columns are best split at multiples of this.
 inline constexpr std::int64_t gemm_panel_rows = 16;
+// No scratch is needed at present.
 IMP_INLINE std::size_t gemm_scratch_floats(std::int64_t) { return 0; }
 
 extern const Kernels generic_kernels;

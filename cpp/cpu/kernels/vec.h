@@ -46,28 +46,47 @@ inline V round(V a) {
 inline V scale2(V a, V n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 inline __m256 low(V a) { return _mm512_castps512_ps256(a.v); }
 inline __m256 high(V a) { return _mm512_extractf32x8_ps(a.v, 1); }
-inline V load_bf16(const std::byte* p) {
+
+// A part of V: the whole of it.
+using Part = V;
+inline constexpr int parts = 1;
+inline V join(const Part* p) { return p[0]; }
+template <int H>
+inline Part part(V v) {
+  return v;
+}
+template <int H>
+inline Part load_part(const float* p) {
+  return load(p);
+}
+template <int H>
+inline Part load_bf16(const std::byte* p) {
   const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16))};
 }
-inline V load_f16(const std::byte* p) {
+template <int H>
+inline Part load_f16(const std::byte* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
-inline V load_i8(const std::byte* p) {
+template <int H>
+inline Part load_i8(const std::byte* p) {
   return {_mm512_cvtepi32_ps(
       _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
-inline V set1_f16(const std::byte* p) {
+inline Part part_f16(const std::byte* p) {  // one value in every lane
   short h;
   __builtin_memcpy(&h, p, sizeof h);
   return {_mm512_cvtph_ps(_mm256_set1_epi16(h))};
 }
+inline Part part_f32(float f) { return set1(f); }
 // The 32 code bytes of an NVFP4 block: byte g of lane j has the code of element 16g + j in its low
 // four bits.
+template <int H>
 struct E2m1Block {
   __m512i v;
 };
-inline E2m1Block load_e2m1_block(const std::byte* p) {
+template <int H>
+inline E2m1Block<H> load_e2m1_block(const std::byte* p) {
   const __m512i q = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   // Dwords 0, 2, 4, 6 hold bytes 0..3 of the four groups; a 4 x 4 byte transpose per 128 bits.
   const __m512i spread = _mm512_permutexvar_epi32(
@@ -79,8 +98,8 @@ inline E2m1Block load_e2m1_block(const std::byte* p) {
       _mm512_srlv_epi32(turned, _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4, 4))};
 }
 // The lookup reads the low four bits of a lane and no others.
-template <int G>
-inline V e2m1_group(const E2m1Block& b) {
+template <int G, int H>
+inline Part e2m1_group(const E2m1Block<H>& b) {
   const __m512 table = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f,
                                       -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
   return {_mm512_permutexvar_ps(G == 0 ? b.v : _mm512_srli_epi32(b.v, 8 * G), table)};
@@ -129,50 +148,66 @@ inline __m256 scale2(__m256 a, __m256 n) {
 inline V scale2(V a, V n) { return {scale2(a.a, n.a), scale2(a.b, n.b)}; }
 inline __m256 low(V x) { return x.a; }
 inline __m256 high(V x) { return x.b; }
-inline __m256 widen_bf16(__m128i h) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+
+// A part of V: eight lanes, as a register tile has too few registers for whole ones.
+struct Part {
+  __m256 v;
+};
+inline constexpr int parts = 2;
+inline Part operator*(Part x, Part y) { return {_mm256_mul_ps(x.v, y.v)}; }
+inline Part fma(Part x, Part y, Part z) { return {_mm256_fmadd_ps(x.v, y.v, z.v)}; }
+inline V join(const Part* p) { return {p[0].v, p[1].v}; }
+template <int H>
+inline Part part(V v) {
+  return {H == 0 ? v.a : v.b};
 }
-inline V load_bf16(const std::byte* p) {
-  const auto* q = reinterpret_cast<const __m128i*>(p);
-  return {widen_bf16(_mm_loadu_si128(q)), widen_bf16(_mm_loadu_si128(q + 1))};
+template <int H>
+inline Part load_part(const float* p) {
+  return {_mm256_loadu_ps(p + 8 * H)};
 }
-inline V load_f16(const std::byte* p) {
-  const auto* q = reinterpret_cast<const __m128i*>(p);
-  return {_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};
+template <int H>
+inline __m128i load_words(const std::byte* p) {
+  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p) + H);
 }
-inline V load_i8(const std::byte* p) {
-  const __m128i q = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(q)),
-          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(q, 8)))};
+template <int H>
+inline Part load_bf16(const std::byte* p) {
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_words<H>(p)), 16))};
 }
-inline V set1_f16(const std::byte* p) {
+template <int H>
+inline Part load_f16(const std::byte* p) {
+  return {_mm256_cvtph_ps(load_words<H>(p))};
+}
+template <int H>
+inline Part load_i8(const std::byte* p) {
+  return {_mm256_cvtepi32_ps(
+      _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8 * H))))};
+}
+inline Part part_f16(const std::byte* p) {  // one value in every lane
   short h;
   __builtin_memcpy(&h, p, sizeof h);
-  const __m256 f = _mm256_cvtph_ps(_mm_set1_epi16(h));
-  return {f, f};
+  return {_mm256_cvtph_ps(_mm_set1_epi16(h))};
 }
-// The 32 code bytes of an NVFP4 block, nibbles apart.
+inline Part part_f32(float f) { return {_mm256_set1_ps(f)}; }
+// The low (H = 0) or high codes of an NVFP4 block, as upper bytes of fp16 values (the lower bytes
+// are zero).
+template <int H>
 struct E2m1Block {
-  __m256i low, high;
+  __m256i v;
 };
-inline E2m1Block load_e2m1_block(const std::byte* p) {
+template <int H>
+inline E2m1Block<H> load_e2m1_block(const std::byte* p) {
   const __m256i q = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  const __m256i mask = _mm256_set1_epi8(15);
-  // The upper bytes of the fp16 values; the lower ones are zero.
   const __m256i table =
       _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 0x38, 0x3c, 0x3e, 0x40, 0x42, 0x44, 0x46, -0x80,
                                                 -0x48, -0x44, -0x42, -0x40, -0x3e, -0x3c, -0x3a));
-  return {_mm256_shuffle_epi8(table, _mm256_and_si256(q, mask)),
-          _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(q, 4), mask))};
+  return {_mm256_shuffle_epi8(
+      table, _mm256_and_si256(H == 0 ? q : _mm256_srli_epi16(q, 4), _mm256_set1_epi8(15)))};
 }
-template <int G>
-inline V e2m1_group(const E2m1Block& b) {
-  const auto half = [](__m256i bytes) {  // eight codes to fp32
-    const __m128i q = G < 2 ? _mm256_castsi256_si128(bytes) : _mm256_extracti128_si256(bytes, 1);
-    const __m128i zeros = _mm_setzero_si128();
-    return _mm256_cvtph_ps(G % 2 == 0 ? _mm_unpacklo_epi8(zeros, q) : _mm_unpackhi_epi8(zeros, q));
-  };
-  return {half(b.low), half(b.high)};
+template <int G, int H>
+inline Part e2m1_group(const E2m1Block<H>& b) {
+  const __m128i q = G < 2 ? _mm256_castsi256_si128(b.v) : _mm256_extracti128_si256(b.v, 1);
+  const __m128i zeros = _mm_setzero_si128();
+  return {_mm256_cvtph_ps(G % 2 == 0 ? _mm_unpacklo_epi8(zeros, q) : _mm_unpackhi_epi8(zeros, q))};
 }
 
 #else
@@ -242,23 +277,43 @@ inline std::uint16_t u16(const std::byte* p) {
   __builtin_memcpy(&h, p, sizeof h);
   return h;
 }
-inline V load_bf16(const std::byte* p) {
+
+// A part of V: the whole of it.
+using Part = V;
+inline constexpr int parts = 1;
+inline V join(const Part* p) { return p[0]; }
+template <int H>
+inline Part part(V v) {
+  return v;
+}
+template <int H>
+inline Part load_part(const float* p) {
+  return load(p);
+}
+template <int H>
+inline Part load_bf16(const std::byte* p) {
   return each([&](int i) { return bf16_to_float(u16(p + 2 * i)); });
 }
-inline V load_f16(const std::byte* p) {
+template <int H>
+inline Part load_f16(const std::byte* p) {
   return each([&](int i) { return half_to_float(u16(p + 2 * i)); });
 }
-inline V load_i8(const std::byte* p) {
+template <int H>
+inline Part load_i8(const std::byte* p) {
   return each([&](int i) { return static_cast<float>(static_cast<std::int8_t>(p[i])); });
 }
-
-inline V set1_f16(const std::byte* p) { return set1(half_to_float(u16(p))); }
+inline Part part_f16(const std::byte* p) { return set1(half_to_float(u16(p))); }
+inline Part part_f32(float f) { return set1(f); }
+template <int H>
 struct E2m1Block {
   const std::byte* p;
 };
-inline E2m1Block load_e2m1_block(const std::byte* p) { return {p}; }
-template <int G>
-inline V e2m1_group(const E2m1Block& b) {
+template <int H>
+inline E2m1Block<H> load_e2m1_block(const std::byte* p) {
+  return {p};
+}
+template <int G, int H>
+inline Part e2m1_group(const E2m1Block<H>& b) {
   constexpr float table[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
                                -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
   return each([&](int i) {

@@ -23,7 +23,9 @@ FORKS = (1, 3, 37, 64, 129, 189)
 @pytest.fixture(params=tiny.RECIPES)
 def case(request: pytest.FixtureRequest, model: Load) -> Iterator[tuple[Session, list[int]]]:
     name = request.param
-    with Session(model(name), n_ctx=192, max_seqs=4, n_ubatch=64, poison=True) as session:
+    with Session(
+        model(name), n_ctx=192, max_seqs=4, n_ubatch=64, n_threads=1, poison=True
+    ) as session:
         yield session, Golden(name).tokens("long")
 
 

@@ -64,7 +64,7 @@ def test_logits(name: str, kernels: str, model: Load) -> None:
 )
 def test_logits_in_pieces(name: str, pieces: list[int], model: Load) -> None:
     """The same numbers whatever the calls and the step size (13 tokens here)."""
-    with Session(model(name), n_ctx=192, n_ubatch=13) as session:
+    with Session(model(name), n_ctx=192, n_ubatch=13, n_threads=1) as session:
         check(name, "long", logits_of(session, Golden(name).tokens("long"), pieces))
 
 

@@ -137,7 +137,7 @@ def test_stored_run_compares_with_itself(use_model, text: str, tmp_path: Path, c
         (["-f", "x"], "--model is required"),
         (["-m", "m"], "one text is needed (-f, -bf or -p), nothing is given"),
         (["-m", "m", "-p", "a", "-f", "b"], "one text is needed (-f, -bf or -p), --prompt and"),
-        (["-m", "m", "-f", "absent.txt"], "absent.txt"),
+        (["-m", "m", "-f", "absent.txt"], "absent.txt: No such file or directory"),
         (
             ["-m", "m", "-p", "short text", "-c", "8"],
             "the text has 10 tokens, a context of 8 needs",
@@ -150,7 +150,7 @@ def test_stored_run_compares_with_itself(use_model, text: str, tmp_path: Path, c
         (["-m", "m", "-p", "a", "--rope-scale", "2"], "--rope-scale is not supported: it would"),
         (["-m", "m", "-p", "a", "--device", "tpu"], "--device is 'tpu', it must be one of auto"),
         (["-m", "m", "--kl-divergence"], "--kl-divergence needs the stored run"),
-        (["-m", "m", "--kl-divergence", "--kl-divergence-base", "absent"], "absent"),
+        (["-m", "m", "--kl-divergence", "--kl-divergence-base", "absent"], "absent: No such file"),
     ],
 )
 def test_errors_exit_1_with_one_line(arguments: list[str], message: str, use_model, capfd) -> None:

@@ -70,11 +70,13 @@ def test_non_finite_values_differ(bad: float, side: int) -> None:
     runs[side] = run("c", **{"blk.0.residual": values})
     report = diff(*runs)
     assert report.first is not None and report.first.relative == math.inf
+    assert report.first.note == "1 of 24 entries are not finite"
 
 
 def test_shapes_that_differ_and_zeros() -> None:
     report = diff(run(), run("b", logits=np.zeros((2, 8), np.float32)))
     assert report.first is not None and report.first.name == "logits"
+    assert report.first.note == "shape [3, 8], the other has [2, 8]"
     zero = np.zeros((3, 8), np.float32)
     assert diff(run(logits=zero), run("b", logits=zero)).equal
     assert not diff(run(logits=zero), run("b")).equal

@@ -140,10 +140,10 @@ def print_report(report: DiffReport, a: str, b: str, tolerance: float) -> None:
     print(f"{'tap':{width}}  {'max |diff|':>11}  {'max |value|':>11}  {'relative':>9}  cosine")
     for tap in report.taps:
         mark = "" if tap.relative <= tolerance else "  <- differs"
-        print(
-            f"{tap.name:{width}}  {tap.max_diff:11.4g}  {tap.max_value:11.4g}  "
-            f"{tap.relative:9.2e}  {tap.cosine:.8f}{mark}"
+        numbers = tap.note or (
+            f"{tap.max_diff:11.4g}  {tap.max_value:11.4g}  {tap.relative:9.2e}  {tap.cosine:.8f}"
         )
+        print(f"{tap.name:{width}}  {numbers}{mark}")
     for label, names in ((a, report.only_a), (b, report.only_b)):
         if names:
             print(f"only in {label}: {', '.join(names)}")
@@ -151,4 +151,5 @@ def print_report(report: DiffReport, a: str, b: str, tolerance: float) -> None:
         print(f"equal: {len(report.taps)} taps within {tolerance:g}")
     else:
         first = report.first
-        print(f"first difference: {first.name} (relative {first.relative:.2e} > {tolerance:g})")
+        reason = first.note or f"relative {first.relative:.2e} > {tolerance:g}"
+        print(f"first difference: {first.name} ({reason})")

@@ -94,11 +94,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
-    except (FlagError, ImpError, OSError, MemoryError) as error:
-        sys.stdout.flush()
-        print(f"error: {error}", file=sys.stderr)
+    except BrokenPipeError:
+        # The reader of our output is gone; without this, closing stdout fails once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        return _fail(f"{error.filename}: {error.strerror}" if error.filename else error)
+    except (FlagError, ImpError, MemoryError) as error:
+        return _fail(error)
     return 0
+
+
+def _fail(sentence: object) -> int:
+    sys.stdout.flush()
+    print(f"error: {sentence}", file=sys.stderr)
+    return 1
 
 
 def register(app: typer.Typer) -> None:

@@ -56,6 +56,7 @@ class TapDiff:
         relative: ``max_diff / max_value``; for integers the share of unequal entries. Infinite if
             the shapes differ or if one side is not finite where the other is.
         cosine: of the angle between the two as float64 vectors, NaN for integers.
+        note: why there are no numbers, if there are none.
 
     """
 
@@ -64,6 +65,7 @@ class TapDiff:
     max_value: float
     relative: float
     cosine: float
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -163,16 +165,19 @@ def diff(a: TapRun, b: TapRun, tolerance: float = DEFAULT_TOLERANCE) -> DiffRepo
 
 
 def _compare(name: str, a: npt.NDArray[Any], b: npt.NDArray[Any]) -> TapDiff:
-    if a.shape != b.shape or not a.size:
-        same = a.shape == b.shape
-        return TapDiff(name, 0.0 if same else math.inf, 0.0, 0.0 if same else math.inf, math.nan)
+    if a.shape != b.shape:
+        note = f"shape {list(a.shape)}, the other has {list(b.shape)}"
+        return TapDiff(name, math.inf, math.inf, math.inf, math.nan, note)
+    if not a.size:
+        return TapDiff(name, 0.0, 0.0, 0.0, math.nan, "empty")
     x, y = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
     if not np.issubdtype(a.dtype, np.floating):
         unequal = float(np.mean(a != b))
         return TapDiff(name, float(np.abs(x - y).max()), float(np.abs(x).max()), unequal, math.nan)
     fine = np.isfinite(x) & np.isfinite(y)
     if not fine.all():
-        return TapDiff(name, math.inf, math.inf, math.inf, math.nan)
+        note = f"{int((~fine).sum())} of {x.size} entries are not finite"
+        return TapDiff(name, math.inf, math.inf, math.inf, math.nan, note)
     max_diff, max_value = float(np.abs(x - y).max()), float(np.abs(x).max())
     if max_value > 0:
         relative = max_diff / max_value

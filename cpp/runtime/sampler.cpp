@@ -66,10 +66,12 @@ void select_top(std::span<const float> logits, std::size_t k, std::vector<Candid
       threshold = kept.back().logit;
     }
   }
-  const std::size_t n = std::min(k, kept.size());
-  std::partial_sort(kept.begin(), kept.begin() + static_cast<std::ptrdiff_t>(n), kept.end(),
-                    before);
-  kept.resize(n);
+  if (kept.size() > k) {
+    std::nth_element(kept.begin(), kept.begin() + static_cast<std::ptrdiff_t>(k - 1), kept.end(),
+                     before);
+    kept.resize(k);
+  }
+  std::sort(kept.begin(), kept.end(), before);
 }
 
 // Cuts `kept` (sorted) after the token at which the cumulative probability reaches top_p of

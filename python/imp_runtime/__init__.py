@@ -3,12 +3,27 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from imp_runtime.errors import ImpError
+from imp_runtime.generation import Chunk
+from imp_runtime.llm import LLM, Completion
 from imp_runtime.model import Model
+from imp_runtime.sampling import SamplingParams
 from imp_runtime.session import Sequence, Session
+from imp_runtime.tokenizer import Tokenizer
 
 try:
     __version__ = version("imp-runtime")
 except PackageNotFoundError:  # run from the source tree
     __version__ = "0+source"
 
-__all__ = ["ImpError", "Model", "Sequence", "Session", "__version__"]
+__all__ = [
+    "LLM",
+    "Chunk",
+    "Completion",
+    "ImpError",
+    "Model",
+    "SamplingParams",
+    "Sequence",
+    "Session",
+    "Tokenizer",
+    "__version__",
+]

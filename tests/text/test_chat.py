@@ -105,6 +105,7 @@ HOSTILE = {
     "power": ("{{ 2 ** 10000000000 }}", "power 10000000000"),
     "numbers": (doubling("3", "n.x * n.x"), r"above 2\^64"),
     "doubled by ~": (doubling("'ab'", "n.x ~ n.x"), "grows"),
+    "doubled line by line": ("{% set x = 'ab' %}" + "{% set x = x ~ x %}" * 60, "grows"),
     "doubled by +": (doubling("'ab'", "n.x + n.x"), "grows"),
     "doubled by a block": (
         "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set y %}{{ n.x }}{{ n.x }}"

@@ -111,6 +111,9 @@ def test_penalties_see_the_prompt(tokenizer: Tokenizer) -> None:
     for penalty, expected in ((1.0, 1), (1.5, 5)):
         params = SamplingParams(temperature=0, repetition_penalty=penalty)
         assert Generation(tokenizer, params, [1, 2], 9).push(logits).token_id == expected
+    near = SamplingParams(temperature=0, repetition_penalty=1.5, penalty_last_n=1)
+    assert Generation(tokenizer, near, [1, 2], 9).push(logits).token_id == 1
+    assert Generation(tokenizer, near, [2, 1], 9).push(logits).token_id == 5
 
 
 @pytest.mark.parametrize(

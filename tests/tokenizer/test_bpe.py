@@ -86,6 +86,17 @@ def test_special_ids(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode([*start, *think, *stop], skip_special=True) == "<think>"
 
 
+def test_longest_special_token_wins() -> None:
+    tokens, types = list(KEYS["tokenizer.ggml.tokens"]), list(KEYS["tokenizer.ggml.token_type"])
+    tokens[-3:], types[-3:] = ["<x>", "<x>y", "b<x>"], [4, 4, 4]
+    size = len(tokens)
+    changed = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+    tokenizer = Tokenizer(KEYS | changed)
+    a = tokenizer.encode("a")
+    assert tokenizer.encode("a<x>ya<x>") == [*a, size - 2, *a, size - 3]
+    assert tokenizer.encode("ab<x>y") == [*a, size - 1, *tokenizer.encode("y")]  # leftmost first
+
+
 def test_end_ids_listed_by_the_file() -> None:
     keys = KEYS | {"imp.eos_token_ids": [5, 7], "tokenizer.ggml.eot_token_id": 9}
     assert Tokenizer(keys).eos_ids >= {5, 7, 9}

@@ -13,6 +13,7 @@ from imp_runtime.tokenizer.spm import byte_value
 CORPUS = Path(__file__).parents[2] / "models" / "heldout_austen.txt"
 TEXTS = [
     "Hello world",
+    "x   y",
     " a  b ",
     "",
     "it is a truth<end> universally",

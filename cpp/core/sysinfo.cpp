@@ -93,7 +93,8 @@ void limit_by(MemoryInfo& info, const std::string& root, std::string group,
       }
     }
     if (group.empty() || group == "/") return;
-    group.resize(group.find_last_of('/'));
+    const std::size_t slash = group.find_last_of('/');
+    group.resize(slash == std::string::npos ? 0 : slash);
   }
 }
 

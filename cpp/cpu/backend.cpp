@@ -35,20 +35,21 @@ const cpu::Kernels& choose_kernels(const std::string& wanted) {
 class Workspace {
  public:
   std::byte* at_least(std::size_t bytes, const char* what) {
-    if (bytes > buffer_.size()) {
+    if (bytes > buffer_->size()) {
       const MemoryInfo memory = memory_info();
-      if (static_cast<std::int64_t>(bytes - buffer_.size()) > memory.available_bytes)
+      if (static_cast<std::int64_t>(bytes - buffer_->size()) > memory.available_bytes)
         fail(ErrorCode::out_of_memory,
              str(what, " needs ", bytes, " bytes, ", memory.available_bytes, " are available (",
                  memory.limited_by, ")"));
-      buffer_ = Buffer();
-      buffer_ = Buffer(bytes, what);
+      buffer_ = std::make_shared<Buffer>();  // the old one goes first, unless somebody reads it
+      buffer_ = std::make_shared<Buffer>(bytes, what);
     }
-    return buffer_.data();
+    return buffer_->data();
   }
+  std::shared_ptr<const Buffer> memory() const { return buffer_; }
 
  private:
-  Buffer buffer_;
+  std::shared_ptr<Buffer> buffer_ = std::make_shared<Buffer>();
 };
 
 struct Shared {
@@ -84,6 +85,7 @@ class CpuExecutable final : public Executable {
   const float* data(Tensor t) const override {
     return reinterpret_cast<const float*>(arena_ + plan_.offsets[static_cast<std::size_t>(t.id)]);
   }
+  std::shared_ptr<const void> memory() const override { return shared_->arena.memory(); }
 
  private:
   std::shared_ptr<Shared> shared_;

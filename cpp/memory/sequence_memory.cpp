@@ -75,21 +75,20 @@ std::expected<SequenceState, Shortage> SequenceMemory::fork(const SequenceState&
 
 std::expected<void, Shortage> SequenceMemory::reserve(SequenceState& s, std::int64_t length,
                                                       std::int64_t end) {
-  const std::int64_t needed = (end + page_tokens() - 1) / page_tokens() - std::ssize(s.pages);
-  const bool partial = length % page_tokens() != 0;
-  const bool shared =
-      partial && end > length &&
-      pages_.references(s.pages[static_cast<std::size_t>(length / page_tokens())]) > 1;
+  const std::int64_t last = (end + page_tokens() - 1) / page_tokens();
+  const std::int64_t missing = std::max<std::int64_t>(0, last - std::ssize(s.pages));
+  std::vector<std::int32_t*> shared;  // pages of [length, end) that a fork also holds
+  for (std::int64_t i = length / page_tokens(); i < std::min(last, std::ssize(s.pages)); ++i)
+    if (std::int32_t& page = s.pages[static_cast<std::size_t>(i)]; pages_.references(page) > 1)
+      shared.push_back(&page);
   std::vector<std::int32_t> fresh;
-  if (auto r = pages_.take(std::max<std::int64_t>(0, needed) + (shared ? 1 : 0), fresh); !r)
-    return r;
+  if (auto r = pages_.take(missing + std::ssize(shared), fresh); !r) return r;
   if (poison_)
     for (const std::int32_t p : fresh) fill_page(p, nan);
-  if (shared) {
-    std::int32_t& last = s.pages[static_cast<std::size_t>(length / page_tokens())];
-    copy_page(fresh.back(), last);
-    pages_.release(last);
-    last = fresh.back();
+  for (std::int32_t* page : shared) {
+    copy_page(fresh.back(), *page);
+    pages_.release(*page);
+    *page = fresh.back();
     fresh.pop_back();
   }
   s.pages.insert(s.pages.end(), fresh.begin(), fresh.end());

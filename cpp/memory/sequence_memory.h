@@ -44,7 +44,7 @@ class SequenceMemory {
   std::expected<SequenceState, Shortage> open();
   // Shares full pages, copies the row. The copies diverge when either grows (see reserve).
   std::expected<SequenceState, Shortage> fork(const SequenceState&);
-  // Makes room for tokens [length, end): new pages, and an own copy of a shared page that will be
+  // Makes room for tokens [length, end): new pages, and own copies of shared pages that will be
   // written.
   std::expected<void, Shortage> reserve(SequenceState&, std::int64_t length, std::int64_t end);
   void close(SequenceState&);

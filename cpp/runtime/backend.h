@@ -26,6 +26,9 @@ class Executable {
   virtual void run(const StepInputs&, const StepMemory&,
                    const std::function<void(std::size_t)>& after) = 0;
   virtual const float* data(Tensor) const = 0;  // host-readable
+  // Whoever holds it can read data() after later runs and the executable's end, though no longer
+  // what this run left there. Absent if data() outlives the executable anyway.
+  virtual std::shared_ptr<const void> memory() const { return {}; }
 };
 
 using Block = std::shared_ptr<std::byte>;

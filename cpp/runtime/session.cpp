@@ -72,7 +72,7 @@ std::expected<SeqId, Shortage> Session::open() {
 }
 
 std::expected<SeqId, Shortage> Session::fork(SeqId seq) {
-  const Sequence& from = find(seq);
+  const Sequence& from = usable(seq);
   auto state = memory_.fork(from.state);
   if (!state) return std::unexpected(state.error());
   sequences_.emplace(next_id_, Sequence{from.tokens, std::move(*state)});
@@ -90,6 +90,13 @@ Session::Sequence& Session::find(SeqId seq) {
   return it->second;
 }
 
+Session::Sequence& Session::usable(SeqId seq) {
+  Sequence& s = find(seq);
+  require(!s.failed,
+          str("sequence ", seq, " cannot go on: a step of it failed half-way; close it"));
+  return s;
+}
+
 const std::vector<std::int32_t>& Session::tokens(SeqId seq) const {
   return const_cast<Session*>(this)->find(seq).tokens;
 }
@@ -99,7 +106,7 @@ void Session::check(std::span<const StepRequest> requests) {
   std::int64_t total = 0;
   for (std::size_t i = 0; i < requests.size(); ++i) {
     const StepRequest& r = requests[i];
-    const std::int64_t length = std::ssize(find(r.seq).tokens), n = std::ssize(r.tokens);
+    const std::int64_t length = std::ssize(usable(r.seq).tokens), n = std::ssize(r.tokens);
     require(n > 0, "a step without tokens");
     for (std::size_t j = 0; j < i; ++j)
       require(requests[j].seq != r.seq, str("sequence ", r.seq, " twice in one step"));
@@ -153,15 +160,34 @@ std::expected<Logits, Shortage> Session::step(std::span<const StepRequest> reque
     if (auto room = memory_.reserve(s.state, length, length + std::ssize(r.tokens)); !room)
       return std::unexpected(room.error());
   }
-  pack(requests);
-  model_->prefetch_rows(step_.ngram_rows);
-
-  const StepShape shape{std::ssize(step_.tokens), std::ssize(step_.outputs)};
-  Program& program = programs_.get(shape);
+  StepShape shape;
+  for (const StepRequest& r : requests) {
+    shape.rows += std::ssize(r.tokens);
+    shape.outputs += std::ssize(r.tokens) - r.first_output;
+  }
+  Program& program = programs_.get(shape);  // may fail: nothing has changed yet
   arena_bytes_ = std::max(arena_bytes_, program.arena_bytes);
-  run(program);
+  try {
+    pack(requests);
+    model_->prefetch_rows(step_.ngram_rows);
+    run(program);
+  } catch (...) {
+    abandon(requests);
+    throw;
+  }
   if (!program.results.logits) return Logits{};
-  return Logits{program.executable->data(program.results.logits), shape.outputs};
+  const Executable& executable = *program.executable;
+  return Logits{executable.data(program.results.logits), shape.outputs, executable.memory()};
+}
+
+// Some layers may have moved their state and others not: the sequences keep their tokens of before
+// and take no more steps.
+void Session::abandon(std::span<const StepRequest> requests) noexcept {
+  for (std::size_t i = 0; i < step_.chunks.size(); ++i) {
+    Sequence& s = sequences_.at(requests[i].seq);
+    s.tokens.resize(static_cast<std::size_t>(step_.chunks[i].position));
+    s.failed = true;
+  }
 }
 
 void Session::run(Program& program) {
@@ -186,8 +212,9 @@ void Session::run(Program& program) {
     }
   };
   const bool watched = options_.profile || !program.taps.empty();
-  program.executable->run(step_, memory_.step(),
-                          watched ? std::function<void(std::size_t)>(after) : std::function<void(std::size_t)>());
+  program.executable->run(
+      step_, memory_.step(),
+      watched ? std::function<void(std::size_t)>(after) : std::function<void(std::size_t)>());
 }
 
 }  // namespace imp

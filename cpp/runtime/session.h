@@ -41,6 +41,7 @@ struct StepRequest {
 struct Logits {
   const float* data = nullptr;  // [rows, vocab], valid until the next step
   std::int64_t rows = 0;
+  std::shared_ptr<const void> memory;  // keeps `data` readable, see Executable::memory
 };
 
 struct TapData {
@@ -73,7 +74,8 @@ class Session {
   const std::vector<std::int32_t>& tokens(SeqId seq) const;
 
   // Runs all requests (different sequences, at most n_ubatch tokens together) in one step. On a
-  // Shortage nothing has happened. Tokens are checked first.
+  // Shortage nothing has happened. Tokens are checked first. After an error while the step ran, its
+  // sequences can only be closed.
   std::expected<Logits, Shortage> step(std::span<const StepRequest> requests);
   // Copies of the last step's named intermediates.
   const std::vector<TapData>& taps() const { return taps_; }
@@ -86,8 +88,11 @@ class Session {
   struct Sequence {
     std::vector<std::int32_t> tokens;
     SequenceState state;
+    bool failed = false;  // its state is half-way through a step
   };
   Sequence& find(SeqId seq);
+  Sequence& usable(SeqId seq);
+  void abandon(std::span<const StepRequest> requests) noexcept;
   void check(std::span<const StepRequest> requests);
   void pack(std::span<const StepRequest> requests);
   void run(Program& program);

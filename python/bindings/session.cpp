@@ -45,8 +45,7 @@ class PySession {
     return f(*session_);
   }
   void close() {
-    use([](imp::Session&) {});
-    session_.reset();
+    use([this](imp::Session&) { session_.reset(); });
   }
 
  private:
@@ -130,9 +129,8 @@ void bind_session(nb::module_& m) {
           nb::arg("seq"))
       .def(
           "step",
-          [](nb::handle_t<PySession> self,
+          [](PySession& s,
              const std::vector<std::tuple<std::int64_t, Tokens, std::int64_t>>& requests) {
-            auto& s = nb::cast<PySession&>(self);
             std::vector<imp::StepRequest> step;
             for (const auto& [seq, tokens, first] : requests)
               step.push_back({seq, {tokens.data(), tokens.shape(0)}, first});
@@ -146,11 +144,15 @@ void bind_session(nb::module_& m) {
               });
             }
             static const float nothing = 0;
+            using Memory = std::shared_ptr<const void>;
+            auto* memory = new Memory(std::move(logits.memory));
+            const nb::capsule owner(memory,
+                                    [](void* p) noexcept { delete static_cast<Memory*>(p); });
             return LogitsArray(
                 logits.rows == 0 ? &nothing : logits.data,
-                {static_cast<std::size_t>(logits.rows), static_cast<std::size_t>(vocab)}, self);
+                {static_cast<std::size_t>(logits.rows), static_cast<std::size_t>(vocab)}, owner);
           },
-          nb::arg("requests"),
+          nb::arg("requests").noconvert(),
           "Runs [(sequence, int32 tokens, first output)] in one step. Returns float32 [outputs, "
           "vocab], a view that is "
           "valid until the next step.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -38,11 +38,13 @@ class Session:
 
         Args:
             model: shared with other sessions.
-            n_ctx: tokens of the longest sequence; None = what the model was trained for, less if memory is short.
+            n_ctx: tokens of the longest sequence; None = what the model was trained for, less if
+                memory is short.
             max_seqs: sequences open at the same time.
             n_threads: None = all processors that this process may use.
             n_ubatch: tokens of one step at most.
-            taps: patterns (`*`, `?`) of intermediates that `taps()` returns, such as "blk.*.residual".
+            taps: patterns (`*`, `?`) of intermediates that `taps()` returns, such as
+                "blk.*.residual".
             kernels: "auto", "generic", "avx2" or "avx512".
             poison: fill unused memory with NaN (for tests).
             profile: time every op, for `op_times()`.
@@ -51,6 +53,7 @@ class Session:
             ImpError: a number is out of range, or memory is too small (naming both numbers).
         """
         self.model = model
+        self.vocab_size = model.vocab_size  # stays when the model's handle is closed
         self.core = _core.Session(
             model.core,
             n_ctx=n_ctx or 0,
@@ -62,7 +65,7 @@ class Session:
             poison=poison,
             profile=profile,
         )
-        self._taps: dict[str, list[npt.NDArray[np.float32] | npt.NDArray[np.int32]]] = {}
+        self._taps: dict[str, list[npt.NDArray[Any]]] = {}
 
     @property
     def n_ctx(self) -> int:
@@ -84,7 +87,7 @@ class Session:
         return Sequence(self, self.core.open())
 
     def taps(self) -> dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int32]]:
-        """Named intermediates of the last extend: name -> [rows, cols], one row per token (or per output)."""
+        """Intermediates of the last extend: name -> [rows, cols], one row per token or output."""
         return {name: np.concatenate(parts) for name, parts in self._taps.items()}
 
     def op_times(self) -> dict[str, tuple[float, int]]:
@@ -102,14 +105,14 @@ class Session:
         self.close()
 
     def _run(self, seq: int, tokens: npt.NDArray[np.int32], first: int) -> Floats:
-        """Extend in steps, so that Ctrl-C works between them. Returns float32 [len(tokens) - first, vocab]."""
+        """Extend in steps, so that Ctrl-C works: float32 [len(tokens) - first, vocab]."""
         step = self.n_ubatch
         self._taps = {}
         if len(tokens) <= step:
             logits = self.core.step([(seq, tokens, first)])
             self._collect_taps()
             return logits
-        out = np.empty((len(tokens) - first, self.model.vocab_size), np.float32)
+        out = np.empty((len(tokens) - first, self.vocab_size), np.float32)
         for begin in range(0, len(tokens), step):
             part = tokens[begin : begin + step]
             skip = min(max(first - begin, 0), len(part))
@@ -154,27 +157,45 @@ class Sequence:
 
         Args:
             tokens: token ids.
-            outputs: which positions: "last", "all", "none", or the first of `tokens` whose logits are wanted.
+            outputs: which positions: "last", "all", "none", or the first of `tokens` whose logits
+                are wanted.
 
         Returns:
-            float32 [n, vocab], row i = the distribution after that token; a view that is valid until the session's
-            next extend.
+            float32 [n, vocab], row i = the distribution after that token; a view that is valid
+            until the session's next extend.
 
         Raises:
-            ImpError: a token outside the vocabulary, more tokens than the context holds, or no free cache pages.
+            ImpError: a token outside the vocabulary, or more tokens than the context holds; the
+                sequence is as it was.
+            KeyboardInterrupt: the sequence has the tokens of the steps that ran.
         """
-        ids = np.ascontiguousarray(tokens, dtype=np.int32)
-        if ids.ndim != 1:
-            raise ImpError(f"tokens have {ids.ndim} dimensions, 1 needed")
-        if isinstance(outputs, int):
-            first = outputs
+        ids = token_ids(tokens)
+        if isinstance(outputs, str):
+            known = {"last": max(len(ids) - 1, 0), "all": 0, "none": len(ids)}
+            if outputs not in known:
+                raise ImpError(f"outputs '{outputs}': last, all, none or an index")
+            first = known[outputs]
         else:
-            first = {"last": max(len(ids) - 1, 0), "all": 0, "none": len(ids)}[outputs]
+            first = int(outputs)
+        self._check(ids, first)
         return self._session._run(self.id, ids, first)
 
+    def _check(self, ids: npt.NDArray[np.int32], first: int) -> None:
+        """Refuse what a later step would refuse, before the first one runs."""
+        if not 0 <= first <= len(ids):
+            raise ImpError(f"first output {first} of {len(ids)} tokens")
+        length, n_ctx, vocab = self.length, self._session.n_ctx, self._session.vocab_size
+        if length + len(ids) > n_ctx:
+            raise ImpError(f"{length + len(ids)} tokens in a context of {n_ctx}")
+        bad = np.flatnonzero((ids < 0) | (ids >= vocab))
+        if len(bad):
+            at = int(bad[0])
+            raise ImpError(f"token {ids[at]} at position {length + at}, the vocabulary has {vocab}")
+
     def score(self, tokens: TokenIds) -> npt.NDArray[np.float64]:
-        """Append tokens and return -log p of each but the first: float64 [len(tokens) - 1], in nats."""
-        ids = np.ascontiguousarray(tokens, dtype=np.int32)
+        """Append tokens; -log p of each but the first in nats: float64 [len(tokens) - 1]."""
+        ids = token_ids(tokens)
+        self._check(ids, 0)
         nll = np.empty(max(len(ids) - 1, 0))
         step = self._session.n_ubatch
         for begin in range(0, len(ids), step):
@@ -185,7 +206,10 @@ class Sequence:
         return nll
 
     def fork(self) -> Sequence:
-        """An independent copy that shares unchanged cache pages. Raises ImpError if max_seqs are open."""
+        """An independent copy that shares unchanged cache pages.
+
+        Raises ImpError if max_seqs are open.
+        """
         return Sequence(self._session, self._session.core.fork(self.id))
 
     def close(self) -> None:
@@ -199,3 +223,17 @@ class Sequence:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def token_ids(tokens: TokenIds) -> npt.NDArray[np.int32]:
+    """int32 [n]. Raises ImpError for anything but one dimension of whole numbers."""
+    ids = np.asarray(tokens)
+    if ids.ndim != 1:
+        raise ImpError(f"tokens have {ids.ndim} dimensions, 1 needed")
+    if len(ids) and ids.dtype.kind not in "iu":
+        raise ImpError(f"tokens are {ids.dtype}, whole numbers needed")
+    limits = np.iinfo(np.int32)
+    if len(ids) and (int(ids.min()) < limits.min or int(ids.max()) > limits.max):
+        bad = int(ids.max()) if int(ids.max()) > limits.max else int(ids.min())
+        raise ImpError(f"token {bad} is not an id: at most {limits.max}")
+    return np.ascontiguousarray(ids, dtype=np.int32)

@@ -1,0 +1,53 @@
+// The CPU backend with a counter and failures on demand.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "cpp/core/error.h"
+#include "cpp/runtime/backend.h"
+
+namespace imp::test {
+
+class FakeBackend final : public Backend {
+ public:
+  int compiled = 0;
+  bool fail_compile = false;
+  bool fail_run = false;
+
+  BackendInfo info() const override { return real_->info(); }
+  Block alloc(std::size_t bytes, const char* what) override { return real_->alloc(bytes, what); }
+  void copy(std::byte* to, const std::byte* from, std::size_t bytes) override {
+    real_->copy(to, from, bytes);
+  }
+  void fill(float* p, std::int64_t n, float value) override { real_->fill(p, n, value); }
+  void sync() override { real_->sync(); }
+  std::unique_ptr<Executable> compile(std::shared_ptr<const Graph> graph, Plan plan,
+                                      std::int64_t context) override {
+    if (fail_compile) fail(ErrorCode::out_of_memory, "no memory to compile");
+    ++compiled;
+    return std::make_unique<Fake>(*this,
+                                  real_->compile(std::move(graph), std::move(plan), context));
+  }
+
+ private:
+  class Fake final : public Executable {
+   public:
+    Fake(FakeBackend& owner, std::unique_ptr<Executable> real)
+        : owner_(owner), real_(std::move(real)) {}
+    void run(const StepInputs& step, const StepMemory& memory,
+             const std::function<void(std::size_t)>& after) override {
+      if (owner_.fail_run) fail(ErrorCode::out_of_memory, "no memory to run");
+      real_->run(step, memory, after);
+    }
+    const float* data(Tensor t) const override { return real_->data(t); }
+    std::shared_ptr<const void> memory() const override { return real_->memory(); }
+
+   private:
+    FakeBackend& owner_;
+    std::unique_ptr<Executable> real_;
+  };
+  std::shared_ptr<Backend> real_ = make_cpu_backend({1, "generic"});
+};
+
+}  // namespace imp::test

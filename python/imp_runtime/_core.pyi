@@ -1,0 +1,235 @@
+"""Types of the C++ core (python/bindings)."""
+
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from imp_runtime.errors import ImpError
+
+Error = ImpError
+
+class TensorInfo:
+    """Where a tensor of a GGUF file is and what it holds."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def type(self) -> str:
+        """Name in ggml: 'F32', 'NVFP4', ..."""
+
+    @property
+    def dims(self) -> list[int]:
+        """Fastest-varying first (ggml's ne)."""
+
+    @property
+    def n_bytes(self) -> int: ...
+    @property
+    def n_elems(self) -> int: ...
+    @property
+    def shard(self) -> int:
+        """Index into Gguf.files."""
+
+    @property
+    def offset(self) -> int:
+        """Bytes from the start of that file."""
+
+class Gguf:
+    """A GGUF file, mapped read-only; all shards of a split one."""
+
+    @staticmethod
+    def open(path: str | os.PathLike[str]) -> Gguf:
+        """Opens a file, or all shards of a split one, given any of them.
+
+        Raises Error: io, bad_file, or unsupported (version, byte order, unknown type).
+        """
+
+    @property
+    def path(self) -> pathlib.Path: ...
+    @property
+    def files(self) -> list[pathlib.Path]:
+        """Paths, one per shard."""
+
+    @property
+    def version(self) -> int: ...
+    def keys(self) -> dict[str, Any]:
+        """All metadata: int, float, bool, str, lists, or read-only numpy arrays."""
+
+    def key_types(self) -> dict[str, str]:
+        """Stored types: 'u32', 'string', 'i32[]', 'array[]', ..."""
+
+    def tensors(self) -> list[TensorInfo]:
+        """In file order."""
+
+    def data(self, name: str) -> NDArray[np.uint8]:
+        """The stored bytes, uint8 [n_bytes]: a read-only view that keeps the file open.
+
+        Raises Error (invalid_argument) if there is no such tensor.
+        """
+
+    def decode(
+        self, name: str, row0: int, n_rows: int, as_type: str | None = None
+    ) -> NDArray[np.float32]:
+        """Rows row0 .. row0 + n_rows as float32 [n_rows, dims[0]], read as `as_type` if given.
+
+        Raises Error: unsupported (imp does not compute with the type), invalid_argument.
+        """
+
+class TensorSpec:
+    """One tensor that an architecture needs."""
+
+    @property
+    def name(self) -> str:
+        """GGUF name."""
+
+    @property
+    def dims(self) -> list[int]:
+        """Fastest-varying first."""
+
+    @property
+    def role(self) -> str:
+        """One of: vector, filter, matrix, router, embedding, experts, table."""
+
+    @property
+    def required(self) -> bool: ...
+
+class Model:
+    """A mapped, checked model file."""
+
+    @staticmethod
+    def load(path: str, ngram_scale: float = 0.0) -> Model: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def arch(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def context_length(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def mtp_layers(self) -> int: ...
+    @property
+    def notes(self) -> list[str]: ...
+    @property
+    def resident_bytes(self) -> int: ...
+    @property
+    def table_bytes(self) -> int: ...
+    def prefetch(self, begin: int, end: int) -> None:
+        """Reads bytes [begin, end) of resident_bytes into the page cache."""
+
+class Session:
+    """Sequences over one model. One thread at a time."""
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        n_ctx: int = 0,
+        max_seqs: int = 1,
+        n_ubatch: int = 512,
+        n_threads: int = 0,
+        kernels: str = "auto",
+        taps: Sequence[str] = [],
+        poison: bool = False,
+        profile: bool = False,
+    ) -> None: ...
+    def close(self) -> None: ...
+    @property
+    def n_ctx(self) -> int: ...
+    @property
+    def n_ubatch(self) -> int: ...
+    @property
+    def backend(self) -> str: ...
+    @property
+    def arena_bytes(self) -> int: ...
+    @property
+    def free_pages(self) -> int: ...
+    @property
+    def free_rows(self) -> int: ...
+    def open(self) -> int: ...
+    def fork(self, seq: int) -> int: ...
+    def close_sequence(self, seq: int) -> None: ...
+    def tokens(self, seq: int) -> list[int]: ...
+    def length(self, seq: int) -> int: ...
+    def step(self, requests: Sequence[tuple[int, NDArray[np.int32], int]]) -> NDArray[np.float32]:
+        """Runs [(sequence, int32 tokens, first output)] in one step.
+
+        Returns float32 [outputs, vocab], a read-only view that is valid until the next step.
+        """
+
+    def op_times(self) -> dict[str, tuple[float, int]]:
+        """Op name -> (seconds, calls) since the session was opened with profile=True."""
+
+    def taps(self) -> dict[str, NDArray[np.float32] | NDArray[np.int32]]: ...
+
+class Sampler:
+    """Logits of one sequence in, one token out."""
+
+    def __init__(
+        self,
+        *,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        repetition_penalty: float,
+        presence_penalty: float,
+        frequency_penalty: float,
+        penalty_last_n: int,
+        seed: int,
+        suppress: Sequence[int],
+    ) -> None: ...
+    def sample(self, logits: NDArray[np.float32], recent: NDArray[np.int32]) -> int:
+        """Takes logits float32 [vocab] and the sequence so far, int32 [n], oldest first."""
+
+    def candidates(self) -> list[int]:
+        """Ids that the last call of sample() could have chosen."""
+
+    def fork(self) -> Sampler:
+        """The same parameters and random state, independent from here on."""
+
+    @property
+    def rng_state(self) -> int: ...
+
+def architectures() -> list[str]: ...
+def tensor_table(arch: str, keys: dict[str, Any]) -> list[TensorSpec]:
+    """Tensors that a file with these metadata keys must have.
+
+    Raises Error naming the key and both values.
+    """
+
+def memory_cost(arch: str, keys: dict[str, Any]) -> dict[str, int]:
+    """page_bytes per page_tokens tokens of cache, and row_bytes of fixed state, per sequence."""
+
+def system_info() -> dict[str, Any]:
+    """Processor, memory and CUDA facts of this machine."""
+
+def token_nll(
+    logits: NDArray[np.float32], targets: NDArray[np.int32], n_threads: int = 0
+) -> NDArray[np.float64]:
+    """-log softmax(logits)[target] per row: float32 [n, vocab], int32 [n] -> float64 [n].
+
+    Raises Error (numeric) naming the first row that is not finite.
+    """
+
+def log_probs(
+    logits: NDArray[np.float32], token: int, top: int
+) -> tuple[float, list[tuple[int, float]]]:
+    """Natural log-probability of `token`, and the `top` likeliest (id, log-probability) pairs."""
+
+def op_names() -> list[str]: ...
+def run_op(
+    name: str,
+    args: dict[str, Any],
+    step: dict[str, Any],
+    *,
+    kernels: str = "auto",
+    n_threads: int = 2,
+    context: int = 65536,
+) -> dict[str, Any]:
+    """Runs one op and returns its outputs by name; changes state and caches of `step` in place."""

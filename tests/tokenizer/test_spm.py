@@ -96,6 +96,12 @@ def test_no_space_in_front(trained: sentencepiece.SentencePieceProcessor) -> Non
     assert tokenizer.decode(tokenizer.encode(" a", add_special=False)) == " a"
 
 
+def test_unknown_token_of_another_type(trained: sentencepiece.SentencePieceProcessor) -> None:
+    keys = keys_of(trained)
+    keys["tokenizer.ggml.token_type"] = [3, *keys["tokenizer.ggml.token_type"][1:]]
+    assert Tokenizer(keys).encode("Hi", add_special=False) == trained.encode("Hi")
+
+
 def test_more_than_one_unknown(trained: sentencepiece.SentencePieceProcessor) -> None:
     keys = keys_of(trained)
     keys["tokenizer.ggml.tokens"] = [*keys["tokenizer.ggml.tokens"], "<pad-a>"]
@@ -116,7 +122,10 @@ def test_byte_tokens_are_checked() -> None:
     [
         ({"tokenizer.ggml.scores": [1.0]}, "scores has 1 entries for 700 tokens"),
         ({"tokenizer.ggml.scores": None}, "no tokenizer.ggml.scores"),
-        ({"tokenizer.ggml.token_type": [1] * 700}, "no token has the type UNKNOWN"),
+        (
+            {"tokenizer.ggml.token_type": [1] * 700, "tokenizer.ggml.unknown_token_id": None},
+            "no token has the type UNKNOWN",
+        ),
         ({"tokenizer.ggml.token_type": [2] + [6] * 699}, "byte piece"),
         ({"tokenizer.ggml.tokens": ["a"] * 700}, "SentencePiece vocabulary cannot be used"),
     ],

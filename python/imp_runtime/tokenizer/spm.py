@@ -60,15 +60,17 @@ class SpmEncoder:
 def _model(vocab: Vocab, scores: list[float]) -> bytes:
     """A serialized sentencepiece.ModelProto (field numbers: sentencepiece_model.proto)."""
     unknown = vocab.ids_of(TokenType.UNKNOWN)
-    if not unknown:
+    if vocab.unk_id is None and not unknown:
         raise ImpError("no token has the type UNKNOWN, which a SentencePiece vocabulary needs")
-    unk_id = vocab.unk_id if vocab.unk_id in unknown else unknown[0]
+    unk_id = unknown[0] if vocab.unk_id is None else vocab.unk_id
     parts = []
     entries = zip(vocab.pieces, scores, vocab.types, strict=True)
     for token, (piece, score, kind) in enumerate(entries):
-        if kind == TokenType.USER_DEFINED:  # stored with plain spaces
+        if token == unk_id:  # some files give it another type
+            kind = TokenType.UNKNOWN
+        elif kind == TokenType.USER_DEFINED:  # stored with plain spaces
             piece = piece.replace(" ", SPACE)
-        elif kind == TokenType.UNKNOWN and token != unk_id:  # the library allows one
+        elif kind == TokenType.UNKNOWN:  # the library allows one
             kind = TokenType.UNUSED
         entry = _bytes(1, piece.encode()) + _float(2, score) + _int(3, int(kind))
         parts.append(_bytes(1, entry))

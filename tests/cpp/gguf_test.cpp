@@ -313,7 +313,8 @@ TEST_CASE("sizes that overflow") {
   bad(one_tensor({most + 1}, f32), {"'t'", "elements"});
   bad(one_tensor({std::uint64_t{1} << 32, std::uint64_t{1} << 31}, f32), {"'t'", "elements"});
   bad(one_tensor({std::uint64_t{1} << 32, std::uint64_t{1} << 32}, f32), {"'t'", "elements"});
-  bad(one_tensor({most}, f32), {"'t'", "bytes"});
+  bad(one_tensor({most}, f32), {"'t' has more than", "bytes"});
+  bad(one_tensor({std::uint64_t{1} << 62}, f32), {"'t' has more than", "bytes"});  // 2^64 bytes
   bad(one_tensor({std::uint64_t{1} << 62}, q8_0), {"'t'", "truncated"});
 }
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from imp_runtime import _core
 from imp_runtime.errors import ImpError
 
@@ -80,9 +82,9 @@ def _per_layer(keys: Mapping[str, Any], key: str, layers: int) -> list[int] | No
     number = whole(value)
     if number is not None:
         return [number] * layers
-    if not hasattr(value, "tolist"):
+    if not isinstance(value, np.ndarray):
         return None
-    numbers = [whole(x) for x in value.tolist()[:layers]]
+    numbers = [whole(x) for x in value[:layers].tolist()]
     found = [x for x in numbers if x is not None]
     return found if len(found) == layers else None
 
@@ -90,7 +92,7 @@ def _per_layer(keys: Mapping[str, Any], key: str, layers: int) -> list[int] | No
 def _recurrent(keys: Mapping[str, Any], arch: str, layers: int) -> list[bool]:
     """Which layers have a state instead of a cache [layers]."""
     flags = keys.get(f"{arch}.attention.recurrent_layers")
-    if hasattr(flags, "tolist") and len(flags) >= layers:
+    if isinstance(flags, np.ndarray) and len(flags) >= layers:
         return [bool(x) for x in flags[:layers]]
     interval = positive(keys, f"{arch}.full_attention_interval")
     if interval is not None:

@@ -138,6 +138,10 @@ inline void gemm_of(const Gemm& g, std::int64_t n0, std::int64_t n1) {
   using Tile = TileOf<F>;
   if (g.rows == 0) return;
   if (g.rows == 1) return columns<F, 8, 1>(g, n0, n1, 0, 1);
+  if constexpr (Tile::n * Tile::t == 24) {  // few rows leave registers for more weights in flight
+    if (g.rows <= 3) return columns<F, 8, 3>(g, n0, n1, 0, g.rows);
+    if (F::vectors == 1 && g.rows == 4) return columns<F, 6, 4>(g, n0, n1, 0, 4);
+  }
   // Activations of a block of rows stay in the second cache while a panel of weights passes by; the
   // panel stays in the third one for the next block of rows.
   const std::int64_t block = at_least(gemm_block_bytes / (4 * g.k), 2 * Tile::t);

@@ -6,30 +6,11 @@
 #include "cpp/core/buffer.h"
 #include "cpp/core/error.h"
 #include "cpp/core/sysinfo.h"
+#include "cpp/cpu/choose.h"
 #include "cpp/cpu/run.h"
 
 namespace imp {
 namespace {
-
-const cpu::Kernels& choose_kernels(const std::string& wanted) {
-#if defined(__x86_64__)
-  const CpuFeatures f = cpu_features();
-  if (wanted == "avx512" || (wanted == "auto" && f.avx512)) {
-    if (!f.avx512)
-      fail(ErrorCode::unsupported,
-           str("avx512 kernels asked for, but this processor has ", describe(f)));
-    return cpu::avx512_kernels;
-  }
-  if (wanted == "avx2" || (wanted == "auto" && f.avx2)) {
-    if (!f.avx2)
-      fail(ErrorCode::unsupported,
-           str("avx2 kernels asked for, but this processor has ", describe(f)));
-    return cpu::avx2_kernels;
-  }
-#endif
-  if (wanted == "auto" || wanted == "generic") return cpu::generic_kernels;
-  fail(ErrorCode::invalid_argument, str("kernels '", wanted, "': auto, generic, avx2 or avx512"));
-}
 
 // One allocation that grows to the largest request; contents are lost when it does.
 class Workspace {
@@ -99,7 +80,7 @@ class CpuBackend final : public Backend {
  public:
   explicit CpuBackend(const CpuOptions& o)
       : shared_(std::make_shared<Shared>(o.threads == 0 ? usable_processors() : o.threads,
-                                         choose_kernels(o.kernels))) {}
+                                         cpu::choose_kernels(o.kernels))) {}
 
   BackendInfo info() const override {
     return {"cpu", str(shared_->kernels.name, ", ", shared_->pool.size(), " threads")};

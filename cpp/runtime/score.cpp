@@ -8,22 +8,22 @@
 #include "cpp/core/error.h"
 #include "cpp/core/sysinfo.h"
 #include "cpp/core/threads.h"
+#include "cpp/cpu/choose.h"
 
 namespace imp {
 namespace {
 
-// NaN if any logit is not finite.
-double nll_of(std::span<const float> row, std::int32_t target) {
-  float top = -std::numeric_limits<float>::infinity();
-  bool finite = true;
-  for (const float x : row) {
-    finite = finite && std::isfinite(x);
-    top = std::max(top, x);
+// NaN if any logit is not finite: the sum of squares shows it cheaply.
+double nll_of(const cpu::Kernels& k, std::span<const float> row, std::int32_t target) {
+  const auto n = std::ssize(row);
+  const float top = k.max(row.data(), n);
+  const float square_sum = k.dot(row.data(), row.data(), n);
+  if (!std::isfinite(top) || !std::isfinite(square_sum)) {
+    for (const float x : row)
+      if (!std::isfinite(x)) return std::numeric_limits<double>::quiet_NaN();
   }
-  if (!finite) return std::numeric_limits<double>::quiet_NaN();
-  double sum = 0;
-  for (const float x : row) sum += std::exp(x - top);
-  return std::log(sum) - static_cast<double>(row[static_cast<std::size_t>(target)] - top);
+  return std::log(k.sum_exp(row.data(), n, top)) -
+         static_cast<double>(row[static_cast<std::size_t>(target)] - top);
 }
 
 }  // namespace
@@ -37,9 +37,10 @@ void token_nll(std::span<const float> logits, std::int64_t vocab,
   const std::int64_t most = static_cast<std::int64_t>(logits.size()) / worth_a_thread + 1;
   ThreadPool pool(
       static_cast<int>(std::min<std::int64_t>(threads == 0 ? usable_processors() : threads, most)));
+  const cpu::Kernels& kernels = cpu::choose_kernels("auto");
   const auto width = static_cast<std::size_t>(vocab);
   pool.parallel_for(std::ssize(targets), [&](std::int64_t i, int) {
-    nll[i] = nll_of(logits.subspan(static_cast<std::size_t>(i) * width, width),
+    nll[i] = nll_of(kernels, logits.subspan(static_cast<std::size_t>(i) * width, width),
                     targets[static_cast<std::size_t>(i)]);
   });
   for (std::size_t i = 0; i < targets.size(); ++i)

@@ -53,6 +53,13 @@ struct CpuOptions {
 };
 std::shared_ptr<Backend> make_cpu_backend(const CpuOptions&);
 
+struct CudaOptions {
+  int device = 0;      // as the driver numbers them
+  bool graphs = true;  // capture small steps and replay them
+};
+// Fails with `unsupported` and the reason where no CUDA device can be used.
+std::shared_ptr<Backend> make_cuda_backend(const CudaOptions&);
+
 // Whether a CUDA device can be used, and one line that says what was found or why not.
 struct CudaStatus {
   bool built = false;

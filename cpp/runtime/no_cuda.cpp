@@ -1,8 +1,18 @@
 // The CUDA half of the seam in builds without it.
+#include "cpp/core/error.h"
 #include "cpp/runtime/backend.h"
 
 namespace imp {
+namespace {
 
-CudaStatus cuda_status() { return {false, false, "this build has no CUDA code (IMP_CUDA=OFF)"}; }
+constexpr const char* reason = "this build has no CUDA code (IMP_CUDA=OFF)";
+
+}  // namespace
+
+CudaStatus cuda_status() { return {false, false, reason}; }
+
+std::shared_ptr<Backend> make_cuda_backend(const CudaOptions&) {
+  fail(ErrorCode::unsupported, str("CUDA cannot be used: ", reason));
+}
 
 }  // namespace imp

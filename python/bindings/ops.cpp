@@ -49,7 +49,7 @@ class Call {
       }
     if (step.contains("state")) {  // float32 [rows, floats], changed in place
       const auto a = array<StateArray>(step["state"]);
-      memory_.state = a.data();
+      moved_.push_back({&memory_.state, a.data(), a.nbytes(), {}});
       memory_.state_stride = static_cast<std::int64_t>(a.shape(1));
     }
     if (step.contains("page_tokens"))
@@ -57,8 +57,14 @@ class Call {
     if (step.contains("kv"))  // one layer: (k, v, index or None), changed in place
       for (nb::handle h : step["kv"]) {
         const nb::tuple t = nb::cast<nb::tuple>(h);
-        memory_.kv.push_back({array<StateArray>(t[0]).data(), array<StateArray>(t[1]).data(),
-                              t[2].is_none() ? nullptr : array<StateArray>(t[2]).data()});
+        KvLayer& layer = layers_.emplace_back();
+        const auto add = [this](float** at, nb::handle h) {
+          const auto a = array<StateArray>(h);
+          moved_.push_back({at, a.data(), a.nbytes(), {}});
+        };
+        add(&layer.k, t[0]);
+        add(&layer.v, t[1]);
+        if (!t[2].is_none()) add(&layer.index, t[2]);
       }
   }
 
@@ -126,8 +132,16 @@ class Call {
     const auto executable = backend.compile(graph_, plan(*graph_), context);
     {
       nb::gil_scoped_release unlocked;
+      for (Moved& m : moved_) {
+        m.block = backend.alloc(m.bytes, "state of an op");
+        backend.copy(m.block.get(), reinterpret_cast<const std::byte*>(m.host), m.bytes);
+        *m.at = reinterpret_cast<float*>(m.block.get());
+      }
+      memory_.kv.assign(layers_.begin(), layers_.end());
       executable->run(step_, memory_, {});
       backend.sync();
+      for (const Moved& m : moved_)
+        backend.copy(reinterpret_cast<std::byte*>(m.host), m.block.get(), m.bytes);
     }
     nb::dict results;
     for (const auto& [name, t] : outputs_)
@@ -158,9 +172,19 @@ class Call {
         nb::ndarray<nb::numpy, float, nb::ndim<2>>(values->data(), {rows, cols}, owner));
   }
 
+  // Caller's memory that the backend works on a copy of.
+  struct Moved {
+    float** at;  // where the step finds the copy
+    float* host;
+    std::size_t bytes;
+    Block block;
+  };
+
   nb::dict args_;
   StepInputs step_;
   StepMemory memory_;
+  std::deque<KvLayer> layers_;
+  std::vector<Moved> moved_;
   std::deque<std::vector<std::int32_t>> pages_;
   std::shared_ptr<Graph> graph_ = std::make_shared<Graph>();
   std::map<std::string, Tensor> outputs_;
@@ -386,15 +410,19 @@ void bind_ops(nb::module_& m) {
   m.def(
       "run_op",
       [](const std::string& name, const nb::dict& args, const nb::dict& step,
-         const std::string& kernels, int n_threads, std::int64_t context) {
+         const std::string& backend_name, const std::string& kernels, int n_threads,
+         std::int64_t context) {
         const auto it = makers().find(name);
         if (it == makers().end()) fail(ErrorCode::invalid_argument, str("no op is called ", name));
         Call call(args, step);
-        const auto backend = make_cpu_backend({n_threads, kernels});
+        if (backend_name != "cpu" && backend_name != "cuda")
+          fail(ErrorCode::invalid_argument, str("backend '", backend_name, "': cpu or cuda"));
+        const auto backend =
+            backend_name == "cuda" ? make_cuda_backend({}) : make_cpu_backend({n_threads, kernels});
         return call.run(it->second(call), *backend, context);
       },
-      nb::arg("name"), nb::arg("args"), nb::arg("step"), nb::kw_only(), nb::arg("kernels") = "auto",
-      nb::arg("n_threads") = 2, nb::arg("context") = 65536,
+      nb::arg("name"), nb::arg("args"), nb::arg("step"), nb::kw_only(), nb::arg("backend") = "cpu",
+      nb::arg("kernels") = "auto", nb::arg("n_threads") = 2, nb::arg("context") = 65536,
       "Runs one op and returns its outputs by name. `args` holds its tensors (float32 or int32 "
       "[rows, cols]), weights and "
       "numbers; `step` the tokens, positions, chunks, state and cache, the last two changed in "

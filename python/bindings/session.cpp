@@ -29,9 +29,9 @@ T unwrap(std::expected<T, imp::Shortage>&& r) {
 class PySession {
  public:
   PySession(std::shared_ptr<imp::Model> model, const imp::SessionOptions& options,
-            const imp::CpuOptions& cpu)
-      : session_(std::make_unique<imp::Session>(std::move(model), imp::make_cpu_backend(cpu),
-                                                options)) {}
+            std::shared_ptr<imp::Backend> backend)
+      : session_(
+            std::make_unique<imp::Session>(std::move(model), std::move(backend), options)) {}
 
   template <class F>
   auto use(F f) {
@@ -72,14 +72,17 @@ void bind_session(nb::module_& m) {
           "__init__",
           [](PySession* self, std::shared_ptr<imp::Model> model, std::int64_t n_ctx,
              std::int64_t max_seqs, std::int64_t n_ubatch, int n_threads,
-             const std::string& kernels, std::vector<std::string> taps, bool poison, bool profile) {
-            new (self)
-                PySession(std::move(model), {n_ctx, max_seqs, n_ubatch, std::move(taps), poison, profile},
-                          {n_threads, kernels});
+             const std::string& kernels, std::vector<std::string> taps, bool poison, bool profile,
+             const std::string& device, bool graphs) {
+            new (self) PySession(
+                std::move(model), {n_ctx, max_seqs, n_ubatch, std::move(taps), poison, profile},
+                device == "cuda" ? imp::make_cuda_backend({0, graphs})
+                                 : imp::make_cpu_backend({n_threads, kernels}));
           },
           nb::arg("model"), nb::kw_only(), nb::arg("n_ctx") = 0, nb::arg("max_seqs") = 1,
           nb::arg("n_ubatch") = 512, nb::arg("n_threads") = 0, nb::arg("kernels") = "auto",
-          nb::arg("taps") = std::vector<std::string>{}, nb::arg("poison") = false, nb::arg("profile") = false)
+          nb::arg("taps") = std::vector<std::string>{}, nb::arg("poison") = false,
+          nb::arg("profile") = false, nb::arg("device") = "cpu", nb::arg("graphs") = true)
       .def("close", &PySession::close)
       .def_prop_ro("n_ctx",
                    [](PySession& s) { return s.use([](imp::Session& x) { return x.n_ctx(); }); })

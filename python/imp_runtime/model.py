@@ -17,8 +17,10 @@ _PREFETCH_BYTES = 256 << 20
 class Model:
     """Weights of one GGUF file, mapped into memory and shared by any number of sessions."""
 
-    def __init__(self, core: _core.Model):
+    def __init__(self, core: _core.Model, device: str = "cpu"):
         self._core: _core.Model | None = core
+        self.device = device
+        """What runs its sessions: "cpu" or "cuda"."""
 
     @classmethod
     def load(
@@ -33,16 +35,19 @@ class Model:
 
         Args:
             path: a GGUF file, or the first shard of a split one.
-            device: "auto" or "cpu"; "cuda" is refused with the reason where it cannot be used.
-            progress: called with (bytes read, bytes in all) while the weights are read into the page cache; without
-                it they are read as they are needed. The n-gram table is never read ahead.
+            device: "auto", "cpu" or "cuda": what runs its sessions. "cuda" is refused with the
+                reason where it cannot be used.
+            progress: called with (bytes read, bytes in all) while the weights are read into the
+                page cache; without it they are read as they are needed. The n-gram table is never
+                read ahead.
             ngram_scale: factor of the n-gram table, for files whose converter lost it.
 
         Raises:
-            ImpError: the file is damaged, incomplete, of an architecture imp does not run, or the device is not there.
+            ImpError: the file is damaged, incomplete, of an architecture imp does not run, or the
+                device is not there.
         """
-        check_device(device)
-        model = cls(_core.Model.load(os.fspath(path), ngram_scale or 0.0))
+        device = choose_device(device)
+        model = cls(_core.Model.load(os.fspath(path), ngram_scale or 0.0), device)
         if progress is not None:
             total = model.resident_bytes
             for begin in range(0, total, _PREFETCH_BYTES):
@@ -114,13 +119,13 @@ class Model:
         self.close()
 
 
-def check_device(device: str) -> None:
-    """Raise ImpError unless `device` can run a model here."""
+def choose_device(device: str) -> str:
+    """The device by name; "auto" is the CPU. Raises ImpError unless it can run a model here."""
     if device in ("auto", "cpu"):
-        return
+        return "cpu"
     if device == "cuda":
         info = _core.system_info()
         if not info["cuda_usable"]:
             raise ImpError(f"device cuda: {info['cuda_detail']}")
-        raise ImpError("device cuda: models run on the CPU only in this version")
+        return "cuda"
     raise ImpError(f"device '{device}': auto, cpu or cuda")

@@ -33,6 +33,7 @@ class Session:
         kernels: str = "auto",
         poison: bool = False,
         profile: bool = False,
+        graphs: bool = True,
     ):
         """Plan memory.
 
@@ -48,6 +49,7 @@ class Session:
             kernels: "auto", "generic", "avx2" or "avx512".
             poison: fill unused memory with NaN (for tests).
             profile: time every op, for `op_times()`.
+            graphs: CUDA: record small steps once and replay them.
 
         Raises:
             ImpError: a number is out of range, or memory is too small (naming both numbers).
@@ -64,6 +66,8 @@ class Session:
             taps=list(taps),
             poison=poison,
             profile=profile,
+            device=model.device,
+            graphs=graphs,
         )
         self._taps: dict[str, list[npt.NDArray[Any]]] = {}
 

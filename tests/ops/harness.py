@@ -32,9 +32,12 @@ class Device:
 
     def missing(self) -> str:
         """Why it cannot run here, or an empty string."""
+        info = _core.system_info()
+        if self.backend == "cuda":
+            return "" if info["cuda_usable"] else f"no CUDA: {info['cuda_detail']}"
         if self.kernels in ("auto", "generic"):
             return ""
-        have = _core.system_info()["cpu_features"].split()
+        have = info["cpu_features"].split()
         return "" if self.kernels.upper() in have else f"this processor lacks {self.kernels}"
 
     def run(
@@ -46,12 +49,18 @@ class Device:
     ) -> Arrays:
         """Outputs by name. Arrays of `step` that hold state and caches change in place."""
         outputs: Arrays = _core.run_op(
-            name, args, step or {}, kernels=self.kernels, n_threads=threads, context=4096
+            name,
+            args,
+            step or {},
+            backend=self.backend,
+            kernels=self.kernels,
+            n_threads=threads,
+            context=4096,
         )
         return outputs
 
 
-DEVICES = [Device("cpu", k) for k in ("generic", "avx2", "avx512")]
+DEVICES = [*(Device("cpu", k) for k in ("generic", "avx2", "avx512")), Device("cuda")]
 
 # ---------------------------------------------------------------- stored weights
 

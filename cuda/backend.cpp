@@ -1,0 +1,84 @@
+// The CUDA half of the seam: memory, copies, and graphs compiled for one device.
+#include "cpp/runtime/backend.h"
+
+#include <vector>
+
+#include "cpp/core/error.h"
+#include "cuda/device.h"
+#include "cuda/executable.h"
+#include "cuda/run.h"
+
+namespace imp {
+namespace {
+
+using cuda::check;
+
+class CudaBackend final : public Backend {
+ public:
+  CudaBackend(const CudaOptions& options, std::string detail)
+      : shared_(std::make_shared<cuda::Shared>(options.device, options.graphs)),
+        detail_(std::move(detail)) {}
+
+  BackendInfo info() const override { return {"cuda", detail_}; }
+
+  Block alloc(std::size_t bytes, const char* what) override {
+    shared_->enter();
+    auto memory = std::make_shared<cuda::DeviceMemory>(cuda::device_memory(bytes, what));
+    if (bytes > 0) check(cudaMemsetAsync(memory->data(), 0, bytes, stream()), "cudaMemsetAsync");
+    sync();
+    return {memory, memory->data()};
+  }
+
+  // Either side may be on the host.
+  void copy(std::byte* to, const std::byte* from, std::size_t bytes) override {
+    shared_->enter();
+    if (bytes == 0) return;
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream()), "cudaMemcpyAsync");
+    if (on_host(to) || on_host(from)) sync();
+  }
+
+  void fill(float* p, std::int64_t n, float value) override {
+    shared_->enter();
+    cuda::fill_floats(p, n, value, stream());
+  }
+
+  std::unique_ptr<Executable> compile(std::shared_ptr<const Graph> graph, Plan plan,
+                                      std::int64_t context) override {
+    return cuda::make_executable(shared_, std::move(graph), std::move(plan), context);
+  }
+
+  void sync() override {
+    shared_->enter();
+    check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+  }
+
+ private:
+  cudaStream_t stream() const { return shared_->stream.get(); }
+  static bool on_host(const void* p) {
+    cudaPointerAttributes a;
+    check(cudaPointerGetAttributes(&a, p), "cudaPointerGetAttributes");
+    return a.type != cudaMemoryTypeDevice;
+  }
+
+  std::shared_ptr<cuda::Shared> shared_;
+  std::string detail_;
+};
+
+}  // namespace
+
+std::shared_ptr<Backend> make_cuda_backend(const CudaOptions& options) {
+  const cuda::Devices all = cuda::find_devices();
+  if (all.list.empty()) fail(ErrorCode::unsupported, str("CUDA cannot be used: ", all.problem));
+  const int n = static_cast<int>(all.list.size());
+  if (options.device < 0 || options.device >= n)
+    fail(ErrorCode::invalid_argument,
+         str("CUDA device ", options.device, ", this machine has ", n));
+  const cuda::Device& d = all.list[static_cast<std::size_t>(options.device)];
+  if (!d.has_code)
+    fail(ErrorCode::unsupported, str(d.name, " has compute capability ", d.major, ".", d.minor,
+                                     ", and this build holds no code for it"));
+  check(cudaSetDevice(options.device), "cudaSetDevice");
+  return std::make_shared<CudaBackend>(options, cuda::describe(d, all));
+}
+
+}  // namespace imp

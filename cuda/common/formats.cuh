@@ -1,0 +1,191 @@
+// Stored formats as kernels read them: units of 8 weights, loaded in one or two words and decoded
+// to exact fp32.
+//
+// A format F has: Raw, what a lane holds of a unit; load(row, unit); decode(raw, v), to be
+// multiplied by factor(raw) if `scaled`; and the elements of a unit: first(u) + 0..3 and
+// second(u) + 0..3. Formats without blocks also have one(row, element).
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "cpp/core/half.h"
+#include "cuda/context.h"
+
+namespace imp::cuda {
+
+inline constexpr int unit_elems = 8;
+
+struct Row {
+  const std::byte* data;
+  const std::byte* scales;
+};
+__device__ __forceinline__ Row row_of(const Matrix& m, std::int64_t r) {
+  return {m.data + r * m.row_bytes, m.scales + r * m.scale_row_bytes};
+}
+
+// Weights pass once: they do not take the first cache's place from the activations.
+__device__ __forceinline__ uint4 stream16(const void* p) {
+  uint4 v;
+  asm("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+      : "l"(p));
+  return v;
+}
+__device__ __forceinline__ uint2 stream8(const void* p) {
+  uint2 v;
+  asm("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+  return v;
+}
+__device__ __forceinline__ std::uint32_t stream4(const void* p) {
+  std::uint32_t v;
+  asm("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(p));
+  return v;
+}
+
+__device__ __forceinline__ float half_bits_to_float(std::uint32_t bits) {
+  return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+}
+
+struct Consecutive {
+  static constexpr bool scaled = false, blocks = false;
+  static __device__ __forceinline__ int first(int u) { return unit_elems * u; }
+  static __device__ __forceinline__ int second(int u) { return unit_elems * u + 4; }
+};
+
+struct F32 : Consecutive {
+  struct Raw {
+    uint4 a, b;
+  };
+  static __device__ __forceinline__ Raw load(const Row& r, int u) {
+    return {stream16(r.data + 32ll * u), stream16(r.data + 32ll * u + 16)};
+  }
+  static __device__ __forceinline__ void decode(const Raw& r, float (&v)[8]) {
+    const std::uint32_t w[8] = {r.a.x, r.a.y, r.a.z, r.a.w, r.b.x, r.b.y, r.b.z, r.b.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = __uint_as_float(w[i]);
+  }
+  static __device__ __forceinline__ float one(const std::byte* p, std::int64_t i) {
+    return reinterpret_cast<const float*>(p)[i];
+  }
+};
+
+struct Bf16 : Consecutive {
+  using Raw = uint4;
+  static __device__ __forceinline__ Raw load(const Row& r, int u) {
+    return stream16(r.data + 16ll * u);
+  }
+  static __device__ __forceinline__ void decode(const Raw& r, float (&v)[8]) {
+    const std::uint32_t w[4] = {r.x, r.y, r.z, r.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      v[2 * i] = __uint_as_float(w[i] << 16);
+      v[2 * i + 1] = __uint_as_float(w[i] & 0xffff0000u);
+    }
+  }
+  static __device__ __forceinline__ float one(const std::byte* p, std::int64_t i) {
+    return __uint_as_float(static_cast<std::uint32_t>(reinterpret_cast<const std::uint16_t*>(p)[i])
+                           << 16);
+  }
+};
+
+struct F16 : Consecutive {
+  using Raw = uint4;
+  static __device__ __forceinline__ Raw load(const Row& r, int u) {
+    return stream16(r.data + 16ll * u);
+  }
+  static __device__ __forceinline__ void decode(const Raw& r, float (&v)[8]) {
+    const std::uint32_t w[4] = {r.x, r.y, r.z, r.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      v[2 * i] = half_bits_to_float(w[i] & 0xffffu);
+      v[2 * i + 1] = half_bits_to_float(w[i] >> 16);
+    }
+  }
+  static __device__ __forceinline__ float one(const std::byte* p, std::int64_t i) {
+    return half_bits_to_float(reinterpret_cast<const std::uint16_t*>(p)[i]);
+  }
+};
+
+__device__ __forceinline__ float e4m3(std::uint32_t b) {
+  const float magnitude = (b & 0x7fu) == 0x7fu ? __uint_as_float(0x7fc00000u)
+                                               : half_bits_to_float((b & 0x7fu) << 7) * 256.0f;
+  return (b & 0x80u) != 0 ? -magnitude : magnitude;
+}
+
+struct F8E4m3 : Consecutive {
+  using Raw = uint2;
+  static __device__ __forceinline__ Raw load(const Row& r, int u) {
+    return stream8(r.data + 8ll * u);
+  }
+  static __device__ __forceinline__ void decode(const Raw& r, float (&v)[8]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      v[i] = e4m3(r.x >> (8 * i));
+      v[4 + i] = e4m3(r.y >> (8 * i));
+    }
+  }
+  static __device__ __forceinline__ float one(const std::byte* p, std::int64_t i) {
+    return e4m3(static_cast<std::uint32_t>(p[i]));
+  }
+};
+
+// Codes [cols] int8, scales [cols / 32] fp16.
+struct Q8 : Consecutive {
+  static constexpr bool scaled = true, blocks = true;
+  struct Raw {
+    uint2 codes;
+    std::uint16_t scale;
+  };
+  static __device__ __forceinline__ Raw load(const Row& r, int u) {
+    return {stream8(r.data + 8ll * u),
+            __ldg(reinterpret_cast<const std::uint16_t*>(r.scales) + (u >> 2))};
+  }
+  static __device__ __forceinline__ void decode(const Raw& r, float (&v)[8]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      v[i] = static_cast<float>(static_cast<std::int8_t>(r.codes.x >> (8 * i)));
+      v[4 + i] = static_cast<float>(static_cast<std::int8_t>(r.codes.y >> (8 * i)));
+    }
+  }
+  static __device__ __forceinline__ float factor(const Raw& r) {
+    return half_bits_to_float(r.scale);
+  }
+};
+
+// Codes [cols / 2] bytes in the file's order, scales [cols / 16] unsigned E4M3. A unit is the low
+// and the high nibbles of 4 bytes: elements 4h + 0..3 and 4h + 8 + 0..3 of a group of 16.
+struct Nvfp4 {
+  static constexpr bool scaled = true, blocks = true;
+  static __device__ __forceinline__ int first(int u) { return 16 * (u >> 1) + 4 * (u & 1); }
+  static __device__ __forceinline__ int second(int u) { return first(u) + 8; }
+  struct Raw {
+    std::uint32_t codes;
+    std::uint8_t scale;
+  };
+  static __device__ __forceinline__ Raw load(const Row& r, int u) {
+    return {stream4(r.data + 4ll * u),
+            __ldg(reinterpret_cast<const std::uint8_t*>(r.scales) + (u >> 1))};
+  }
+  // Two codes (bits 0..3 and 16..19) as halves: E2M1's fields on fp16's, 2^14 too small.
+  static __device__ __forceinline__ float2 pair(std::uint32_t q) {
+    const std::uint32_t bits = ((q & 0x00080008u) << 12) | ((q & 0x00070007u) << 9);
+    __half2 h;
+    __builtin_memcpy(&h, &bits, 4);
+    return __half22float2(h);
+  }
+  static __device__ __forceinline__ void decode(const Raw& r, float (&v)[8]) {
+    const float2 a = pair(r.codes), b = pair(r.codes >> 8), c = pair(r.codes >> 4),
+                 d = pair(r.codes >> 12);
+    v[0] = a.x, v[2] = a.y, v[1] = b.x, v[3] = b.y;
+    v[4] = c.x, v[6] = c.y, v[5] = d.x, v[7] = d.y;
+  }
+  // E4M3's fields on fp16's are 2^8 too small; with the codes' 2^14 that makes 2^22.
+  static __device__ __forceinline__ float factor(const Raw& r) {
+    const std::uint32_t b = r.scale & 0x7fu;
+    return b == 0x7fu ? 0.0f : half_bits_to_float(b << 7) * 0x1p22f;
+  }
+};
+
+}  // namespace imp::cuda

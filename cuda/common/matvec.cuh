@@ -1,0 +1,103 @@
+// Rows of a stored matrix against a few rows of activations: the core of linear maps and experts.
+#pragma once
+
+#include "cuda/common/formats.cuh"
+#include "cuda/common/math.cuh"
+#include "cuda/common/reduce.cuh"
+
+namespace imp::cuda {
+
+inline constexpr int rows_at_once = 4;    // weight rows of a warp: they share the activations
+inline constexpr int tokens_at_once = 8;  // activation rows of a warp: they share the weights
+inline constexpr int matvec_warps = 8;    // of a block
+
+// acc[t][r] += this lane's share of w[r] . x[t]: units start, start + step, ... The order of the
+// additions depends on neither T nor the neighbours. Whole: rows are whole, aligned units.
+template <class F, int T, int R, bool Whole>
+__device__ __forceinline__ void dot_rows(const Row (&w)[R], const float* const (&x)[T], int cols,
+                                         int start, int step, float (&acc)[T][R]) {
+  const int units = (cols + unit_elems - 1) / unit_elems;
+  if constexpr (Whole) {
+#pragma unroll 2
+    for (int u = start; u < units; u += step) {
+      typename F::Raw raw[R];
+#pragma unroll
+      for (int r = 0; r < R; ++r) raw[r] = F::load(w[r], u);
+      const int first = F::first(u), second = F::second(u);
+      float v[R][unit_elems];
+#pragma unroll
+      for (int r = 0; r < R; ++r) F::decode(raw[r], v[r]);
+#pragma unroll
+      for (int t = 0; t < T; ++t) {
+        const float4 a = *reinterpret_cast<const float4*>(x[t] + first);
+        const float4 b = *reinterpret_cast<const float4*>(x[t] + second);
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+          float sum = F::scaled ? 0.0f : acc[t][r];
+          sum = fmaf(v[r][0], a.x, sum);
+          sum = fmaf(v[r][1], a.y, sum);
+          sum = fmaf(v[r][2], a.z, sum);
+          sum = fmaf(v[r][3], a.w, sum);
+          sum = fmaf(v[r][4], b.x, sum);
+          sum = fmaf(v[r][5], b.y, sum);
+          sum = fmaf(v[r][6], b.z, sum);
+          sum = fmaf(v[r][7], b.w, sum);
+          if constexpr (F::scaled) sum = fmaf(F::factor(raw[r]), sum, acc[t][r]);
+          acc[t][r] = sum;
+        }
+      }
+    }
+  } else {
+    for (int u = start; u < units; u += step)
+      for (int i = u * unit_elems; i < min(cols, (u + 1) * unit_elems); ++i)
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+          const float v = F::one(w[r].data, i);
+#pragma unroll
+          for (int t = 0; t < T; ++t) acc[t][r] = fmaf(v, x[t][i], acc[t][r]);
+        }
+  }
+}
+
+// Lane l gets the warp's sum of acc[l / R % T][l % R].
+template <int T, int R>
+__device__ __forceinline__ float sum_rows(float (&acc)[T][R]) {
+  float flat[T * R];
+#pragma unroll
+  for (int t = 0; t < T; ++t)
+#pragma unroll
+    for (int r = 0; r < R; ++r) flat[t * R + r] = acc[t][r];
+  return warp_sums<T * R>(flat);
+}
+
+// Whether rows are whole units at whole addresses.
+inline bool whole_units(const Matrix& m) { return m.cols % unit_elems == 0; }
+
+// Calls f(F{}) for the format of a type; false if kernels know none.
+template <class Function>
+bool with_format(DType type, Function f) {
+  switch (type) {
+    case DType::f32:
+      f(F32{});
+      return true;
+    case DType::f16:
+      f(F16{});
+      return true;
+    case DType::bf16:
+      f(Bf16{});
+      return true;
+    case DType::f8_e4m3:
+      f(F8E4m3{});
+      return true;
+    case DType::q8_0:
+      f(Q8{});
+      return true;
+    case DType::nvfp4:
+      f(Nvfp4{});
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace imp::cuda

@@ -1,0 +1,62 @@
+// Sums over a warp or a block in a fixed order, so that results repeat bit for bit.
+#pragma once
+
+#include <cstdint>
+
+namespace imp::cuda {
+
+inline constexpr unsigned all_lanes = 0xffffffffu;
+
+__device__ __forceinline__ int lane_id() { return static_cast<int>(threadIdx.x) & 31; }
+__device__ __forceinline__ int warp_id() { return static_cast<int>(threadIdx.x) >> 5; }
+
+// Every lane gets the sum.
+__device__ __forceinline__ float warp_sum(float v) {
+#pragma unroll
+  for (int d = 16; d > 0; d >>= 1) v += __shfl_xor_sync(all_lanes, v, d);
+  return v;
+}
+
+__device__ __forceinline__ float warp_max(float v) {
+#pragma unroll
+  for (int d = 16; d > 0; d >>= 1) v = fmaxf(v, __shfl_xor_sync(all_lanes, v, d));
+  return v;
+}
+
+// Sums N values (a power of two up to 32) at once: lane l gets the sum of v[l % N]. The pairs are
+// those of warp_sum, so the bits are too.
+template <int N, int Distance = 16>
+__device__ __forceinline__ float warp_sums(float (&v)[N]) {
+  if constexpr (Distance == 0) {
+    return v[0];
+  } else if constexpr (Distance >= N) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) v[i] += __shfl_xor_sync(all_lanes, v[i], Distance);
+    return warp_sums<N, Distance / 2>(v);
+  } else {  // each half of the lanes goes on with half of the values
+    const bool upper = (lane_id() & Distance) != 0;
+    float kept[Distance];
+#pragma unroll
+    for (int i = 0; i < Distance; ++i) {
+      const float give = upper ? v[i] : v[i + Distance];
+      kept[i] = (upper ? v[i + Distance] : v[i]) + __shfl_xor_sync(all_lanes, give, Distance);
+    }
+    return warp_sums<Distance, Distance / 2>(kept);
+  }
+}
+
+// Every thread of a block of `Threads` gets the sum.
+template <int Threads>
+__device__ __forceinline__ float block_sum(float v) {
+  __shared__ float part[Threads / 32];
+  v = warp_sum(v);
+  __syncthreads();  // an earlier call may still be reading
+  if (lane_id() == 0) part[warp_id()] = v;
+  __syncthreads();
+  float total = 0;
+#pragma unroll
+  for (int i = 0; i < Threads / 32; ++i) total += part[i];
+  return total;
+}
+
+}  // namespace imp::cuda

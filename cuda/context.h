@@ -1,0 +1,94 @@
+// What a CUDA op sees while it runs: device addresses of tensors, weights and the step's inputs.
+// C++20-clean; plain pointers and sizes only.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cpp/graph/tensor.h"
+#include "cpp/ops/step.h"
+
+namespace imp::cuda {
+
+// A weight on the device. Block formats are split: `data` holds each row's codes, `scales` each
+// row's scales, so that both can be read in whole words.
+struct Matrix {
+  DType type = DType::f32;
+  const std::byte* data = nullptr;
+  const std::byte* scales = nullptr;
+  std::int64_t rows = 0, cols = 0;
+  std::int64_t row_bytes = 0, scale_row_bytes = 0;
+  float scale = 1;
+};
+
+// Expert e starts at data + e * bytes and scales + e * scale_bytes of `expert`.
+struct Experts {
+  Matrix expert;
+  std::int64_t experts = 0;
+  std::int64_t bytes = 0, scale_bytes = 0;
+  const float* factors = nullptr;  // [experts], or absent = 1
+};
+
+struct ChunkView {  // Chunk, as the device reads it
+  std::int32_t row, rows, position, state_row;
+  std::int32_t first_page;  // in StepView::pages
+};
+
+// One step's inputs in device memory. Addresses depend on the step's shape only.
+struct StepView {
+  const std::int32_t* n_chunks = nullptr;   // [1]
+  const ChunkView* chunks = nullptr;        // [most_chunks]
+  const std::int32_t* row_chunk = nullptr;  // [rows]
+  const std::int32_t* tokens = nullptr;     // [rows]
+  const std::int32_t* positions = nullptr;  // [rows]
+  const std::int32_t* outputs = nullptr;    // [outputs]
+  const std::int32_t* pages = nullptr;      // of all chunks
+  float* state = nullptr;                   // [state rows, state_stride]
+  std::int64_t state_stride = 0;
+  std::int64_t page_tokens = 0;
+
+#ifdef __CUDACC__
+  __device__ const ChunkView& chunk_of(std::int64_t row) const { return chunks[row_chunk[row]]; }
+  __device__ float* state_at(const ChunkView& c, std::int64_t offset) const {
+    return state + c.state_row * state_stride + offset;
+  }
+  // Where the cache holds a position, in tokens.
+  __device__ std::int64_t slot(const ChunkView& c, std::int64_t position) const {
+    return static_cast<std::int64_t>(pages[c.first_page + position / page_tokens]) * page_tokens +
+           position % page_tokens;
+  }
+#endif
+};
+
+struct TensorView {
+  std::byte* data = nullptr;
+  std::int64_t rows = 0, cols = 0;
+};
+
+class WeightStore;
+
+struct Context {
+  cudaStream_t stream = nullptr;
+  const TensorView* tensors = nullptr;
+  const WeightStore* weights = nullptr;
+  StepView step;
+  std::int64_t most_chunks = 0;                  // grid size of ops that run by chunk
+  const KvLayer* kv = nullptr;                   // [attention layers], device pointers
+  const std::byte* const* table_rows = nullptr;  // [n-gram layers] rows of this step as stored
+  std::int64_t context = 0;                      // the longest sequence in tokens
+  std::byte* scratch = nullptr;                  // as large as scratch_bytes(op) asked for
+
+  const TensorView& view(Tensor t) const { return tensors[t.id]; }
+  std::int64_t rows(Tensor t) const { return view(t).rows; }
+  std::int64_t cols(Tensor t) const { return view(t).cols; }
+  float* f32(Tensor t) const { return reinterpret_cast<float*>(view(t).data); }
+  std::int32_t* i32(Tensor t) const { return reinterpret_cast<std::int32_t*>(view(t).data); }
+  // Defined in weights.cpp; fail (internal) for what was not uploaded.
+  const Matrix& matrix(const Weight*) const;
+  const Experts& experts(const ExpertBank*) const;
+  const float* vector(const Vector&) const;
+};
+
+}  // namespace imp::cuda

@@ -1,0 +1,34 @@
+// Which CUDA devices are there, and why one can or cannot be used.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace imp::cuda {
+
+struct Device {
+  int index = 0;
+  std::string name;
+  int major = 0, minor = 0;  // compute capability
+  int processors = 0;        // multiprocessors
+  std::size_t free_bytes = 0, total_bytes = 0;
+  bool has_code = false;  // this build holds machine code for it
+};
+
+struct Devices {
+  int driver = 0;       // CUDA version of the driver, 1000 * major + 10 * minor; 0 = no driver
+  int runtime = 0;      // of the linked runtime
+  std::string problem;  // why the list is empty; one line
+  std::vector<Device> list;
+};
+
+// Never fails: problems are text. Does not keep a context on devices that it only looks at.
+Devices find_devices();
+// One line: name, compute capability, memory, versions.
+std::string describe(const Device&, const Devices&);
+
+// Defined in probe.cu: whether a kernel of this build loads on the current device.
+bool code_loads();
+
+}  // namespace imp::cuda

@@ -1,0 +1,161 @@
+// Eager runs, and capture of small steps: the second run of a shape records its launches, later
+// ones replay them. Values that change from step to step live in the step block.
+#include "cuda/executable.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "cuda/run.h"
+
+namespace imp::cuda {
+namespace {
+
+constexpr std::int64_t most_captured_rows = 64;  // larger steps gain nothing from replay
+
+// All addresses that a capture has baked in.
+struct Addresses {
+  int arena = 0, scratch = 0, step = 0;
+  const float* state = nullptr;
+  const float* keys = nullptr;
+  friend bool operator==(const Addresses&, const Addresses&) = default;
+};
+
+class CudaExecutable final : public Executable {
+ public:
+  CudaExecutable(std::shared_ptr<Shared> shared, std::shared_ptr<const Graph> graph, Plan plan,
+                 std::int64_t context)
+      : shared_(std::move(shared)),
+        graph_(std::move(graph)),
+        plan_(std::move(plan)),
+        context_(context),
+        tables_(table_weights(*graph_)) {
+    shared_->enter();
+    for (const Node& node : graph_->nodes()) {
+      shared_->weights.add(node.op);
+      scratch_bytes_ = std::max(scratch_bytes_, node_scratch_bytes(*graph_, node.op, context_));
+      if (std::holds_alternative<Feed>(node.op)) capturable_ = false;
+    }
+  }
+
+  void run(const StepInputs& step, const StepMemory& memory,
+           const std::function<void(std::size_t)>& after) override {
+    shared_->enter();
+    const cudaStream_t stream = shared_->stream.get();
+    shared_->results->used = 0;
+    shared_->step.upload(step, memory, tables_, stream);
+    bind(memory);
+    if (!shared_->graphs || !capturable_ || after || shared_->step.rows() > most_captured_rows)
+      return launch(after);
+
+    // Grids cover as many chunks as there are rows, whatever this step holds.
+    c_.most_chunks = shared_->step.rows();
+    const Addresses now{shared_->arena.generation(), shared_->scratch.generation(),
+                        shared_->step.generation(), memory.state,
+                        memory.kv.empty() ? nullptr : memory.kv.front().k};
+    if (!(now == captured_for_)) {  // also the first run, which loads the kernels
+      program_.reset();
+      captured_for_ = now;
+      return launch({});
+    }
+    if (!program_) capture(stream);
+    check(cudaGraphLaunch(program_.get(), stream), "cudaGraphLaunch");
+  }
+
+  const float* data(Tensor t) const override {
+    shared_->enter();
+    const TensorView& view = views_[static_cast<std::size_t>(t.id)];
+    const std::size_t bytes = graph_->info(t).bytes();
+    float* to = result(bytes);
+    const cudaStream_t stream = shared_->stream.get();
+    if (bytes > 0)
+      check(cudaMemcpyAsync(to, view.data, bytes, cudaMemcpyDeviceToHost, stream),
+            "cudaMemcpyAsync");
+    check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    return to;
+  }
+  std::shared_ptr<const void> memory() const override { return shared_->results; }
+
+ private:
+  void bind(const StepMemory& memory) {
+    const cudaStream_t stream = shared_->stream.get();
+    std::byte* arena = shared_->arena.at_least(plan_.bytes, "activations", stream);
+    views_.clear();
+    for (std::size_t i = 0; i < graph_->tensors().size(); ++i) {
+      const TensorInfo& t = graph_->tensors()[i];
+      views_.push_back({arena + plan_.offsets[i], t.rows, t.cols});
+    }
+    c_ = {};
+    c_.stream = stream;
+    c_.tensors = views_.data();
+    c_.weights = &shared_->weights;
+    c_.step = shared_->step.view();
+    c_.most_chunks = shared_->step.chunks();
+    c_.kv = memory.kv.data();
+    c_.table_rows = shared_->step.table_rows().data();
+    c_.context = context_;
+    c_.scratch = shared_->scratch.at_least(scratch_bytes_, "kernel workspace", stream);
+  }
+
+  void launch(const std::function<void(std::size_t)>& after) {
+    for (std::size_t i = 0; i < graph_->nodes().size(); ++i) {
+      std::visit([this](const auto& op) { cuda::run(op, c_); }, graph_->nodes()[i].op);
+      if (!after) continue;
+      shared_->results->used = 0;
+      after(i);
+    }
+  }
+
+  void capture(cudaStream_t stream) {
+    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
+          "cudaStreamBeginCapture");
+    cudaGraph_t graph = nullptr;
+    try {
+      launch({});
+    } catch (...) {
+      cudaStreamEndCapture(stream, &graph);
+      const CapturedGraph dropped(graph);
+      throw;
+    }
+    check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+    const CapturedGraph captured(graph);
+    cudaGraphExec_t program = nullptr;
+    check(cudaGraphInstantiate(&program, graph, 0), "cudaGraphInstantiate");
+    program_ = GraphProgram(program);
+  }
+
+  // The next unused host block of the run that has room, else a new one.
+  float* result(std::size_t bytes) const {
+    auto& [blocks, used] = *shared_->results;
+    std::size_t i = used;
+    while (i < blocks.size() && blocks[i].size() < bytes) ++i;
+    if (i == blocks.size()) {
+      constexpr std::size_t least = std::size_t{1} << 16;
+      blocks.push_back(pinned_memory(std::max(least, bytes), "results"));
+    }
+    std::swap(blocks[used], blocks[i]);
+    return reinterpret_cast<float*>(blocks[used++].data());
+  }
+
+  std::shared_ptr<Shared> shared_;
+  std::shared_ptr<const Graph> graph_;
+  Plan plan_;
+  std::int64_t context_;
+  std::vector<const Weight*> tables_;
+  std::size_t scratch_bytes_ = 256;
+  bool capturable_ = true;
+  std::vector<TensorView> views_;
+  Context c_;
+  GraphProgram program_;
+  Addresses captured_for_;
+};
+
+}  // namespace
+
+std::unique_ptr<Executable> make_executable(std::shared_ptr<Shared> shared,
+                                            std::shared_ptr<const Graph> graph, Plan plan,
+                                            std::int64_t context) {
+  return std::make_unique<CudaExecutable>(std::move(shared), std::move(graph), std::move(plan),
+                                          context);
+}
+
+}  // namespace imp::cuda

@@ -1,0 +1,60 @@
+// A planned graph on the device: nodes launched in order, or captured once and replayed.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "cpp/runtime/backend.h"
+#include "cuda/handles.h"
+#include "cuda/step_inputs.h"
+#include "cuda/weights.h"
+
+namespace imp::cuda {
+
+// One allocation that grows to the largest request; contents are lost when it does.
+class Workspace {
+ public:
+  std::byte* at_least(std::size_t bytes, const char* what, cudaStream_t stream) {
+    if (bytes > memory_.size()) {
+      check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+      memory_ = {};
+      memory_ = device_memory(bytes, what);
+      ++generation_;
+    }
+    return memory_.data();
+  }
+  int generation() const { return generation_; }
+
+ private:
+  DeviceMemory memory_;
+  int generation_ = 0;
+};
+
+// Host copies of the last run's tensors.
+struct Results {
+  std::vector<PinnedMemory> blocks;
+  std::size_t used = 0;
+};
+
+// What the executables of one backend share. They run one at a time.
+struct Shared {
+  Shared(int device_, bool graphs_) : device(device_), graphs(graphs_) {}
+  const int device;
+  const bool graphs;  // replay captured steps
+  Stream stream = make_stream();
+  WeightStore weights{stream.get()};
+  Workspace arena, scratch;
+  StepBlock step;
+  std::shared_ptr<Results> results = std::make_shared<Results>();
+
+  // CUDA calls act on the calling thread's current device.
+  void enter() const { check(cudaSetDevice(device), "cudaSetDevice"); }
+};
+
+std::unique_ptr<Executable> make_executable(std::shared_ptr<Shared>, std::shared_ptr<const Graph>,
+                                            Plan, std::int64_t context);
+
+// Device memory that a node needs while it runs; also where the limits of kernels are checked.
+std::size_t node_scratch_bytes(const Graph&, const Op&, std::int64_t context);
+
+}  // namespace imp::cuda

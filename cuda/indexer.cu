@@ -1,0 +1,247 @@
+// The block indexer: keys of finished blocks, scores, and the exact choice of the best blocks.
+#include <algorithm>
+
+#include "cuda/check.h"
+#include "cuda/common/math.cuh"
+#include "cuda/common/reduce.cuh"
+#include "cuda/common/rope.cuh"
+#include "cuda/run.h"
+
+namespace imp::cuda {
+namespace {
+
+struct KeysArgs {
+  StepView step;
+  const float* raw;  // [T, dim]
+  const float* w;    // [dim]
+  float* keys;       // [pages, page_tokens / ratio, dim]
+  std::int64_t state;
+  int dim, ratio, rotary_dim;
+  double theta;
+  float eps;
+};
+
+// A block per token; those that finish a block of tokens compute its key.
+__global__ void __launch_bounds__(block_threads) index_keys_kernel(const KeysArgs a) {
+  const std::int64_t t = blockIdx.x;
+  const ChunkView& chunk = a.step.chunk_of(t);
+  const std::int64_t position = chunk.position + t - chunk.row;
+  if ((position + 1) % a.ratio != 0) return;
+  const std::int64_t first = position + 1 - a.ratio;
+  const float* tail = a.step.state_at(chunk, a.state);
+  // Mean of the block's raw keys: this step's rows, before them the tail's.
+  const auto mean = [&](int d) {
+    float sum = 0;
+    for (int r = 0; r < a.ratio; ++r) {
+      const std::int64_t row = t - a.ratio + 1 + r;
+      sum += row >= chunk.row ? a.raw[row * a.dim + d]
+                              : tail[static_cast<std::int64_t>(r) * a.dim + d];
+    }
+    return sum / static_cast<float>(a.ratio);
+  };
+  float squares = 0;
+  for (int d = threadIdx.x; d < a.dim; d += block_threads)
+    squares = fmaf(mean(d), mean(d), squares);
+  const float scale =
+      1.0f / sqrtf(block_sum<block_threads>(squares) / static_cast<float>(a.dim) + a.eps);
+  float* key = a.keys + a.step.slot(chunk, first) / a.ratio * a.dim;
+  const int half = a.rotary_dim / 2;
+  for (int d = threadIdx.x; d < a.dim; d += block_threads) {
+    if (d >= half && d < 2 * half) continue;
+    const float x = mean(d) * scale * a.w[d];
+    if (d >= half) {
+      key[d] = x;
+      continue;
+    }
+    const float y = mean(half + d) * scale * a.w[half + d];
+    const float angle = rope_angle(first, d, a.rotary_dim, a.theta);
+    const float cos = cosf(angle), sin = sinf(angle);
+    key[d] = x * cos - y * sin;
+    key[half + d] = y * cos + x * sin;
+  }
+}
+
+// Afterwards: the last `ratio` rows of each chunk go to their places in the tail. A block per
+// token.
+__global__ void __launch_bounds__(block_threads) index_tail_kernel(const KeysArgs a) {
+  const std::int64_t t = blockIdx.x;
+  const ChunkView& chunk = a.step.chunk_of(t);
+  if (t + a.ratio < chunk.row + chunk.rows) return;
+  const std::int64_t position = chunk.position + t - chunk.row;
+  float* tail = a.step.state_at(chunk, a.state) + position % a.ratio * a.dim;
+  for (int d = threadIdx.x; d < a.dim; d += block_threads) tail[d] = a.raw[t * a.dim + d];
+}
+
+struct SelectArgs {
+  StepView step;
+  const float* q;          // [T, heads * dim]
+  const float* keys;       // [pages, page_tokens / ratio, dim]
+  float* scores;           // [rows of this launch, most_blocks]
+  std::int32_t* selected;  // [T, blocks]
+  std::int64_t most_blocks, first_row;
+  int heads, dim, ratio, blocks;
+
+  __device__ std::int64_t complete_blocks(const ChunkView& chunk, std::int64_t t) const {
+    return (chunk.position + (t - chunk.row) + 1) / ratio;
+  }
+};
+
+// Warps take blocks of a token in turn. grid (blocks of the grid, rows)
+__global__ void __launch_bounds__(block_threads) score_kernel(const SelectArgs a) {
+  const std::int64_t t = a.first_row + blockIdx.y;
+  const ChunkView& chunk = a.step.chunk_of(t);
+  const std::int64_t blocks = a.complete_blocks(chunk, t);
+  if (blocks <= a.blocks) return;
+  const float* q = a.q + t * a.heads * a.dim;
+  constexpr int warps = block_threads / 32;
+  for (std::int64_t b = blockIdx.x * static_cast<std::int64_t>(warps) + warp_id(); b < blocks;
+       b += static_cast<std::int64_t>(gridDim.x) * warps) {
+    const float* key = a.keys + a.step.slot(chunk, b * a.ratio) / a.ratio * a.dim;
+    float score = 0;
+    for (int h = 0; h < a.heads; ++h) {
+      float dot = 0;
+      for (int d = lane_id(); d < a.dim; d += 32) dot = fmaf(q[h * a.dim + d], key[d], dot);
+      score += fmaxf(0.0f, warp_sum(dot));
+    }
+    if (lane_id() == 0) a.scores[blockIdx.y * a.most_blocks + b] = score;
+  }
+}
+
+constexpr int select_threads = 1024;
+
+// How many set flags lower threads of the block hold; `total` is the block's.
+__device__ int rank_of(bool flag, int* total) {
+  __shared__ int counts[select_threads / 32];
+  const unsigned ballot = __ballot_sync(all_lanes, flag);
+  __syncthreads();
+  if (lane_id() == 0) counts[warp_id()] = __popc(ballot);
+  __syncthreads();
+  int before = 0;
+  *total = 0;
+  for (int i = 0; i < select_threads / 32; ++i) {
+    if (i < warp_id()) before += counts[i];
+    *total += counts[i];
+  }
+  return before + __popc(ballot & ((1u << lane_id()) - 1));
+}
+
+// Finds the bits of the k-th largest score digit by digit (scores are not negative, so their bits
+// sort like they do), then emits in index order everything above it and the first of its equals.
+// The histograms are integer counts: the order of their additions does not show. A block per token.
+__global__ void __launch_bounds__(select_threads) select_kernel(const SelectArgs a) {
+  const std::int64_t t = a.first_row + blockIdx.x;
+  const ChunkView& chunk = a.step.chunk_of(t);
+  const std::int64_t blocks = a.complete_blocks(chunk, t);
+  std::int32_t* selected = a.selected + t * a.blocks;
+  if (blocks <= a.blocks) {
+    if (threadIdx.x == 0) selected[0] = -1;
+    return;
+  }
+  const auto* bits = reinterpret_cast<const std::uint32_t*>(a.scores + blockIdx.x * a.most_blocks);
+  __shared__ unsigned histogram[256];
+  __shared__ unsigned digit, needed_shared;
+  std::uint32_t prefix = 0, mask = 0;
+  unsigned needed = static_cast<unsigned>(a.blocks);  // of the scores that share the prefix
+  for (int shift = 24; shift >= 0; shift -= 8) {
+    if (threadIdx.x < 256) histogram[threadIdx.x] = 0;
+    __syncthreads();
+    for (std::int64_t b = threadIdx.x; b < blocks; b += select_threads)
+      if ((bits[b] & mask) == prefix) atomicAdd(&histogram[bits[b] >> shift & 255u], 1u);
+    __syncthreads();
+    if (threadIdx.x < 32) {  // lane l looks at digits 255 - 8l downwards
+      unsigned mine = 0;
+      for (int i = 0; i < 8; ++i) mine += histogram[255 - 8 * lane_id() - i];
+      unsigned above = mine;
+      for (int d = 1; d < 32; d <<= 1) {
+        const unsigned other = __shfl_up_sync(all_lanes, above, d);
+        if (lane_id() >= d) above += other;
+      }
+      above -= mine;
+      if (above < needed && needed <= above + mine) {
+        int at = 255 - 8 * lane_id();
+        while (above + histogram[at] < needed) above += histogram[at--];
+        digit = static_cast<unsigned>(at);
+        needed_shared = needed - above;
+      }
+    }
+    __syncthreads();
+    prefix |= digit << shift;
+    mask |= 255u << shift;
+    needed = needed_shared;
+    __syncthreads();
+  }
+  int taken = 0, equals = 0;
+  for (std::int64_t first = 0; first < blocks && taken < a.blocks; first += select_threads) {
+    const std::int64_t b = first + threadIdx.x;
+    const bool equal = b < blocks && bits[b] == prefix;
+    int total_equal, total_taken;
+    const int rank = equals + rank_of(equal, &total_equal);
+    const bool take =
+        b < blocks && (bits[b] > prefix || (equal && rank < static_cast<int>(needed)));
+    const int to = taken + rank_of(take, &total_taken);
+    if (take) selected[to] = static_cast<std::int32_t>(b);
+    taken += total_taken;
+    equals += total_equal;
+  }
+}
+
+constexpr std::size_t most_score_bytes = std::size_t{256} << 20;
+
+// Rows whose scores fit into the workspace at once.
+std::int64_t rows_at_once_of(std::int64_t rows, std::int64_t most_blocks) {
+  const auto fitting = static_cast<std::int64_t>(most_score_bytes / sizeof(float)) / most_blocks;
+  constexpr std::int64_t most_grid_rows = 65535;
+  return std::max<std::int64_t>(1, std::min({rows, fitting, most_grid_rows}));
+}
+
+}  // namespace
+
+void run(const IndexKeys& op, const Context& c) {
+  const auto rows = static_cast<unsigned>(c.rows(op.raw));
+  if (rows == 0) return;
+  const KeysArgs a{c.step,
+                   c.f32(op.raw),
+                   c.vector(op.w),
+                   c.kv[op.layer].index,
+                   op.state,
+                   static_cast<int>(op.dim),
+                   static_cast<int>(op.ratio),
+                   static_cast<int>(op.rotary_dim),
+                   op.theta,
+                   op.eps};
+  index_keys_kernel<<<rows, block_threads, 0, c.stream>>>(a);
+  index_tail_kernel<<<rows, block_threads, 0, c.stream>>>(a);
+  check_launch("IndexKeys");
+}
+
+std::size_t scratch_bytes(const IndexSelect& op, std::int64_t rows, std::int64_t context) {
+  const std::int64_t most_blocks = context / op.ratio + 1;
+  return static_cast<std::size_t>(rows_at_once_of(rows, most_blocks) * most_blocks) * sizeof(float);
+}
+
+void run(const IndexSelect& op, const Context& c) {
+  const std::int64_t rows = c.rows(op.q), most_blocks = c.context / op.ratio + 1;
+  const std::int64_t step = rows_at_once_of(rows, most_blocks);
+  constexpr std::int64_t most_grid = 64;  // per token; warps take blocks in turn
+  const auto grid =
+      static_cast<unsigned>(std::min(most_grid, div_up(most_blocks, block_threads / 32)));
+  SelectArgs a{c.step,
+               c.f32(op.q),
+               c.kv[op.layer].index,
+               reinterpret_cast<float*>(c.scratch),
+               c.i32(op.selected),
+               most_blocks,
+               0,
+               static_cast<int>(op.heads),
+               static_cast<int>(op.dim),
+               static_cast<int>(op.ratio),
+               static_cast<int>(op.blocks)};
+  for (; a.first_row < rows; a.first_row += step) {
+    const auto n = static_cast<unsigned>(std::min(step, rows - a.first_row));
+    score_kernel<<<dim3(grid, n), block_threads, 0, c.stream>>>(a);
+    select_kernel<<<n, select_threads, 0, c.stream>>>(a);
+  }
+  check_launch("IndexSelect");
+}
+
+}  // namespace imp::cuda

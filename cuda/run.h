@@ -1,0 +1,41 @@
+// One overload per op; each lives in the file named after the op's header. C++20-clean.
+#pragma once
+
+#include "cpp/ops/all.h"
+#include "cuda/context.h"
+
+namespace imp::cuda {
+
+void run(const Feed&, const Context&);
+void run(const EmbedStreams&, const Context&);
+void run(const NgramRows&, const Context&);
+void run(const GatherOutputs&, const Context&);
+void run(const Linear&, const Context&);
+void run(const SwiGlu&, const Context&);
+void run(const GroupNorm&, const Context&);
+void run(const ResidualMix&, const Context&);
+void run(const ResidualInject&, const Context&);
+void run(const ConvSilu&, const Context&);
+void run(const DeltaRule&, const Context&);
+void run(const GatedNorm&, const Context&);
+void run(const RopeTable&, const Context&);
+void run(const HeadNormRope&, const Context&);
+void run(const KvStore&, const Context&);
+void run(const IndexKeys&, const Context&);
+void run(const IndexSelect&, const Context&);
+void run(const Attend&, const Context&);
+void run(const Route&, const Context&);
+void run(const ExpertFfn&, const Context&);
+void run(const Combine&, const Context&);
+void run(const NgramGate&, const Context&);
+void run(const NgramConv&, const Context&);
+
+// p[0..n) = value
+void fill_floats(float* p, std::int64_t n, float value, cudaStream_t);
+
+// Device memory that an op needs while it runs. `rows` is the op's number of activation rows.
+std::size_t scratch_bytes(const IndexSelect&, std::int64_t rows, std::int64_t context);
+std::size_t scratch_bytes(const Attend&, std::int64_t rows);
+std::size_t scratch_bytes(const ExpertFfn&, std::int64_t slots);
+
+}  // namespace imp::cuda

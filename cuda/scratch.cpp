@@ -1,0 +1,29 @@
+// Which nodes need device memory while they run, and how much.
+#include "cuda/executable.h"
+#include "cuda/run.h"
+
+namespace imp::cuda {
+namespace {
+
+struct Needs {
+  const Graph& g;
+  std::int64_t context;
+
+  std::size_t operator()(const IndexSelect& o) const {
+    return scratch_bytes(o, g.info(o.q).rows, context);
+  }
+  std::size_t operator()(const Attend& o) const { return scratch_bytes(o, g.info(o.q).rows); }
+  std::size_t operator()(const ExpertFfn& o) const { return scratch_bytes(o, g.info(o.y).rows); }
+  template <class Other>
+  std::size_t operator()(const Other&) const {
+    return 0;
+  }
+};
+
+}  // namespace
+
+std::size_t node_scratch_bytes(const Graph& g, const Op& op, std::int64_t context) {
+  return std::visit(Needs{g, context}, op);
+}
+
+}  // namespace imp::cuda

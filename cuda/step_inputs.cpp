@@ -1,0 +1,128 @@
+// Layout: counts, per-row arrays, chunks, table rows, and last the pages, whose number varies.
+#include "cuda/step_inputs.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace imp::cuda {
+namespace {
+
+constexpr std::size_t alignment = 16;
+
+class Layout {
+ public:
+  std::size_t take(std::size_t bytes) {
+    const std::size_t at = end_;
+    end_ = (end_ + bytes + alignment - 1) / alignment * alignment;
+    return at;
+  }
+  std::size_t end() const { return end_; }
+
+ private:
+  std::size_t end_ = 0;
+};
+
+std::int64_t row_count(const StepInputs& s) {
+  return s.chunks.empty() ? 0 : s.chunks.back().row + s.chunks.back().rows;
+}
+
+std::int64_t page_count(const Chunk& c, std::int64_t page_tokens) {
+  if (page_tokens == 0 || c.pages == nullptr) return 0;
+  return (c.position + c.rows + page_tokens - 1) / page_tokens;
+}
+
+}  // namespace
+
+std::vector<const Weight*> table_weights(const Graph& g) {
+  std::vector<const Weight*> tables;
+  for (const Node& node : g.nodes())
+    if (const auto* rows = std::get_if<NgramRows>(&node.op)) {
+      const auto i = static_cast<std::size_t>(rows->index);
+      tables.resize(std::max(tables.size(), i + 1));
+      tables[i] = rows->table;
+    }
+  return tables;
+}
+
+void StepBlock::reserve(std::size_t bytes, cudaStream_t stream) {
+  if (bytes <= host_.size()) return;
+  constexpr std::size_t least = std::size_t{1} << 16;
+  const std::size_t size = std::max(least, bytes + bytes / 2);
+  check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  host_ = {};
+  device_ = {};
+  host_ = pinned_memory(size, "step inputs");
+  device_ = device_memory(size, "step inputs");
+  ++generation_;
+}
+
+void StepBlock::upload(const StepInputs& s, const StepMemory& memory,
+                       const std::vector<const Weight*>& tables, cudaStream_t stream) {
+  rows_ = row_count(s);
+  chunks_ = std::ssize(s.chunks);
+  Layout layout;
+  const auto ints = [&](std::size_t n) { return layout.take(n * sizeof(std::int32_t)); };
+  const std::size_t n_chunks = ints(1), tokens = ints(s.tokens.size()),
+                    positions = ints(s.positions.size()), outputs = ints(s.outputs.size()),
+                    row_chunk = ints(static_cast<std::size_t>(rows_)),
+                    chunks = layout.take(static_cast<std::size_t>(rows_) * sizeof(ChunkView));
+  std::vector<std::size_t> table_at;
+  for (std::size_t i = 0; i < tables.size(); ++i)
+    table_at.push_back(
+        layout.take(tables[i] == nullptr ? 0 : s.ngram_rows[i].size() * tables[i]->row_bytes));
+  const std::size_t pages = layout.end();
+  std::int64_t n_pages = 0;
+  for (const Chunk& c : s.chunks) n_pages += page_count(c, memory.page_tokens);
+  const std::size_t bytes = pages + static_cast<std::size_t>(n_pages) * sizeof(std::int32_t);
+
+  if (!copied_) copied_ = make_event();
+  check(cudaEventSynchronize(copied_.get()), "cudaEventSynchronize");
+  reserve(bytes, stream);
+  std::byte* h = host_.data();
+  const auto put = [h](std::size_t at, const std::vector<std::int32_t>& v) {
+    if (!v.empty()) std::memcpy(h + at, v.data(), v.size() * sizeof(std::int32_t));
+  };
+  *reinterpret_cast<std::int32_t*>(h + n_chunks) = static_cast<std::int32_t>(chunks_);
+  put(tokens, s.tokens);
+  put(positions, s.positions);
+  put(outputs, s.outputs);
+  auto* row_chunks = reinterpret_cast<std::int32_t*>(h + row_chunk);
+  auto* views = reinterpret_cast<ChunkView*>(h + chunks);
+  auto* page = reinterpret_cast<std::int32_t*>(h + pages);
+  std::int64_t first_page = 0;
+  for (std::size_t i = 0; i < s.chunks.size(); ++i) {
+    const Chunk& c = s.chunks[i];
+    views[i] = {static_cast<std::int32_t>(c.row), static_cast<std::int32_t>(c.rows),
+                static_cast<std::int32_t>(c.position), static_cast<std::int32_t>(c.state_row),
+                static_cast<std::int32_t>(first_page)};
+    std::fill_n(row_chunks + c.row, c.rows, static_cast<std::int32_t>(i));
+    const std::int64_t n = page_count(c, memory.page_tokens);
+    std::copy_n(c.pages, n, page + first_page);
+    first_page += n;
+  }
+  table_rows_.clear();
+  for (std::size_t i = 0; i < tables.size(); ++i) {
+    table_rows_.push_back(device_.data() + table_at[i]);
+    if (tables[i] == nullptr) continue;
+    const Weight& w = *tables[i];
+    std::byte* to = h + table_at[i];
+    for (const std::int32_t row : s.ngram_rows[i]) {
+      std::memcpy(to, w.data + static_cast<std::size_t>(row) * w.row_bytes, w.row_bytes);
+      to += w.row_bytes;
+    }
+  }
+  check(cudaMemcpyAsync(device_.data(), h, bytes, cudaMemcpyHostToDevice, stream),
+        "cudaMemcpyAsync");
+  check(cudaEventRecord(copied_.get(), stream), "cudaEventRecord");
+
+  const auto at = [&](std::size_t offset) {
+    return reinterpret_cast<const std::int32_t*>(device_.data() + offset);
+  };
+  view_ = {at(n_chunks),        reinterpret_cast<const ChunkView*>(device_.data() + chunks),
+           at(row_chunk),       at(tokens),
+           at(positions),       at(outputs),
+           at(pages),           memory.state,
+           memory.state_stride, memory.page_tokens};
+}
+
+}  // namespace imp::cuda

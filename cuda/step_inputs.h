@@ -1,0 +1,43 @@
+// A step's inputs as one block: packed in pinned memory, copied to the device at once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "cpp/graph/graph.h"
+#include "cuda/context.h"
+#include "cuda/handles.h"
+
+namespace imp::cuda {
+
+// Which table each n-gram layer's rows come from, by NgramRows::index.
+std::vector<const Weight*> table_weights(const Graph&);
+
+class StepBlock {
+ public:
+  // Waits until the block's last copy is done, packs and starts the copy. Device addresses depend
+  // on the step's shape alone, until the block grows.
+  void upload(const StepInputs&, const StepMemory&, const std::vector<const Weight*>& tables,
+              cudaStream_t);
+
+  const StepView& view() const { return view_; }
+  std::int64_t rows() const { return rows_; }
+  std::int64_t chunks() const { return chunks_; }
+  const std::vector<const std::byte*>& table_rows() const { return table_rows_; }
+  // Changes when the block moved: what was captured with the old addresses is void.
+  int generation() const { return generation_; }
+
+ private:
+  void reserve(std::size_t bytes, cudaStream_t);
+
+  PinnedMemory host_;
+  DeviceMemory device_;
+  Event copied_;
+  StepView view_;
+  std::vector<const std::byte*> table_rows_;
+  std::int64_t rows_ = 0, chunks_ = 0;
+  int generation_ = 0;
+};
+
+}  // namespace imp::cuda

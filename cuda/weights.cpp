@@ -1,0 +1,184 @@
+// Upload in slices; block formats pass through a staging buffer where they are split.
+#include "cuda/weights.h"
+
+#include <algorithm>
+
+#include "cpp/core/error.h"
+
+namespace imp::cuda {
+namespace {
+
+constexpr std::size_t staging_bytes = std::size_t{64} << 20;
+constexpr std::size_t alignment = 256;
+
+bool has_kernels(DType type) {
+  switch (type) {
+    case DType::f32:
+    case DType::f16:
+    case DType::bf16:
+    case DType::f8_e4m3:
+    case DType::q8_0:
+    case DType::nvfp4:
+      return true;
+    default:
+      return false;
+  }
+}
+
+template <class Map>
+const auto& lookup(const Map& map, const void* key, const char* what) {
+  const auto it = map.find(key);
+  if (it == map.end()) fail(ErrorCode::internal, str("a ", what, " was not uploaded"));
+  return it->second;
+}
+
+}  // namespace
+
+std::byte* WeightStore::take(std::size_t bytes, const char* what) {
+  // A unit past the end may be loaded, never used.
+  blocks_.push_back(device_memory((bytes + alignment - 1) / alignment * alignment, what));
+  bytes_ += blocks_.back().size();
+  return blocks_.back().data();
+}
+
+Matrix WeightStore::upload(const Weight& w, std::size_t parts, std::size_t stride) {
+  if (!has_kernels(w.dtype))
+    fail(ErrorCode::unsupported,
+         str("weights of type ", type_info(w.dtype).name, " have no CUDA kernels"));
+  Matrix m;
+  m.type = w.dtype;
+  m.rows = w.rows;
+  m.cols = w.cols;
+  m.scale = w.scale;
+  const auto rows = static_cast<std::size_t>(w.rows);
+  std::size_t part_bytes = rows * w.row_bytes;
+  if (stride == part_bytes) {  // one piece
+    part_bytes *= parts;
+    stride = part_bytes;
+    parts = 1;
+  }
+  const BlockShape shape = block_shape(w.dtype);
+  if (shape.block_bytes == 0) {
+    std::byte* data = take(parts * part_bytes, "a weight");
+    for (std::size_t p = 0; p < parts; ++p)
+      check(cudaMemcpyAsync(data + p * part_bytes, w.data + p * stride, part_bytes,
+                            cudaMemcpyHostToDevice, stream_),
+            "cudaMemcpyAsync");
+    m.data = data;
+    m.row_bytes = static_cast<std::int64_t>(w.row_bytes);
+  } else {
+    const std::size_t blocks = parts * part_bytes / shape.block_bytes,
+                      row_blocks = w.row_bytes / shape.block_bytes,
+                      code_bytes = shape.block_bytes - shape.scale_bytes;
+    std::byte* codes = take(blocks * code_bytes, "a weight");
+    std::byte* scales = take(blocks * shape.scale_bytes, "a weight's scales");
+    const std::size_t slice = staging_bytes / shape.block_bytes * shape.block_bytes;
+    const DeviceMemory staging = device_memory(std::min(slice, part_bytes), "weight staging");
+    std::size_t done = 0;
+    for (std::size_t p = 0; p < parts; ++p)
+      for (std::size_t at = 0; at < part_bytes; at += slice) {
+        const std::size_t bytes = std::min(slice, part_bytes - at), n = bytes / shape.block_bytes;
+        check(cudaMemcpyAsync(staging.data(), w.data + p * stride + at, bytes,
+                              cudaMemcpyHostToDevice, stream_),
+              "cudaMemcpyAsync");
+        split_blocks(w.dtype, staging.data(), n, codes + done * code_bytes,
+                     scales + done * shape.scale_bytes, stream_);
+        done += n;
+      }
+    check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+    m.data = codes;
+    m.scales = scales;
+    m.row_bytes = static_cast<std::int64_t>(row_blocks * code_bytes);
+    m.scale_row_bytes = static_cast<std::int64_t>(row_blocks * shape.scale_bytes);
+  }
+  check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+  return m;
+}
+
+void WeightStore::add(const Weight* w) {
+  const auto it = matrices_.find(w->data);
+  if (it == matrices_.end()) {
+    matrices_.emplace(w->data, upload(*w, 1, static_cast<std::size_t>(w->rows) * w->row_bytes));
+  } else if (it->second.rows != w->rows || it->second.cols != w->cols ||
+             it->second.type != w->dtype) {
+    fail(ErrorCode::internal, "one weight with two shapes");
+  }
+}
+
+void WeightStore::add(const ExpertBank* bank) {
+  if (experts_.contains(bank->expert.data)) return;
+  Experts e;
+  e.expert = upload(bank->expert, static_cast<std::size_t>(bank->experts), bank->expert_bytes);
+  e.experts = bank->experts;
+  e.bytes = e.expert.rows * e.expert.row_bytes;
+  e.scale_bytes = e.expert.rows * e.expert.scale_row_bytes;
+  if (bank->scales != nullptr) {
+    const Vector factors{bank->scales, bank->experts};
+    add(factors);
+    e.factors = vector(factors);
+  }
+  experts_.emplace(bank->expert.data, e);
+}
+
+void WeightStore::add(const Vector& v) {
+  if (vectors_.contains(v.data)) return;
+  const std::size_t bytes = static_cast<std::size_t>(v.size) * sizeof(float);
+  std::byte* p = take(bytes, "a weight");
+  check(cudaMemcpyAsync(p, v.data, bytes, cudaMemcpyHostToDevice, stream_), "cudaMemcpyAsync");
+  check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+  vectors_.emplace(v.data, reinterpret_cast<const float*>(p));
+}
+
+const Matrix& WeightStore::matrix(const Weight& w) const {
+  return lookup(matrices_, w.data, "weight");
+}
+const Experts& WeightStore::experts(const ExpertBank& b) const {
+  return lookup(experts_, b.expert.data, "bank of experts");
+}
+const float* WeightStore::vector(const Vector& v) const {
+  return lookup(vectors_, v.data, "vector");
+}
+
+namespace {
+
+// Calls f with each weight that an op names.
+template <class F>
+struct Names {
+  F f;
+  void operator()(const EmbedStreams& o) const { f(o.table); }
+  void operator()(const Linear& o) const { f(o.w); }
+  void operator()(const GroupNorm& o) const { f(o.w); }
+  void operator()(const ConvSilu& o) const { f(o.w); }
+  void operator()(const DeltaRule& o) const { f(o.a), f(o.dt); }
+  void operator()(const GatedNorm& o) const { f(o.w); }
+  void operator()(const HeadNormRope& o) const { f(o.w); }
+  void operator()(const IndexKeys& o) const { f(o.w); }
+  void operator()(const ExpertFfn& o) const { f(o.gate), f(o.up), f(o.down); }
+  void operator()(const NgramGate& o) const { f(o.w_key), f(o.w_query), f(o.w_conv); }
+  void operator()(const NgramConv& o) const { f(o.w); }
+  // Without weights, or with a table that stays where it is.
+  void operator()(const Feed&) const {}
+  void operator()(const NgramRows&) const {}
+  void operator()(const GatherOutputs&) const {}
+  void operator()(const SwiGlu&) const {}
+  void operator()(const ResidualMix&) const {}
+  void operator()(const ResidualInject&) const {}
+  void operator()(const RopeTable&) const {}
+  void operator()(const KvStore&) const {}
+  void operator()(const IndexSelect&) const {}
+  void operator()(const Attend&) const {}
+  void operator()(const Route&) const {}
+  void operator()(const Combine&) const {}
+};
+
+}  // namespace
+
+void WeightStore::add(const Op& op) {
+  std::visit(Names{[this](const auto& w) { add(w); }}, op);
+}
+
+const Matrix& Context::matrix(const Weight* w) const { return weights->matrix(*w); }
+const Experts& Context::experts(const ExpertBank* b) const { return weights->experts(*b); }
+const float* Context::vector(const Vector& v) const { return weights->vector(v); }
+
+}  // namespace imp::cuda

@@ -1,0 +1,52 @@
+// Device copies of a model's weights, made once per host tensor. Not thread-safe.
+#pragma once
+
+#include <cstddef>
+#include <unordered_map>
+#include <vector>
+
+#include "cpp/ops/all.h"
+#include "cuda/context.h"
+#include "cuda/handles.h"
+
+namespace imp::cuda {
+
+class WeightStore {
+ public:
+  explicit WeightStore(cudaStream_t stream) : stream_(stream) {}
+
+  // Uploads whatever the op names and is not here yet. N-gram tables stay on the host. Fails with
+  // out_of_memory, or unsupported for a type without kernels.
+  void add(const Op&);
+  std::size_t bytes() const { return bytes_; }
+
+  const Matrix& matrix(const Weight&) const;
+  const Experts& experts(const ExpertBank&) const;
+  const float* vector(const Vector&) const;
+
+ private:
+  void add(const Weight*);
+  void add(const ExpertBank*);
+  void add(const Vector&);
+  // `parts` matrices of `shape`, `stride` bytes apart on the host, compact on the device.
+  Matrix upload(const Weight& shape, std::size_t parts, std::size_t stride);
+  std::byte* take(std::size_t bytes, const char* what);
+
+  cudaStream_t stream_;
+  std::vector<DeviceMemory> blocks_;
+  std::size_t bytes_ = 0;
+  // By host address: a tensor that serves twice (tied output) is stored once.
+  std::unordered_map<const void*, Matrix> matrices_;
+  std::unordered_map<const void*, Experts> experts_;
+  std::unordered_map<const void*, const float*> vectors_;
+};
+
+// Separates blocks of a format into codes and scales; defined in planar.cu.
+struct BlockShape {
+  std::size_t block_bytes = 0, scale_bytes = 0;  // of one block; scales come first
+};
+BlockShape block_shape(DType);  // zeros for formats without blocks
+void split_blocks(DType, const std::byte* blocks, std::size_t n, std::byte* codes,
+                  std::byte* scales, cudaStream_t);
+
+}  // namespace imp::cuda

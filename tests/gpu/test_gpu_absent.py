@@ -1,0 +1,42 @@
+"""What is said where CUDA cannot be used: one line with the reason, and the CPU still works."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from imp_runtime import ImpError, _core
+from imp_runtime.model import choose_device
+
+
+@pytest.fixture
+def detail() -> str:
+    info = _core.system_info()
+    if info["cuda_usable"]:
+        pytest.skip("this machine can use CUDA")
+    return str(info["cuda_detail"])
+
+
+def test_status_is_one_line(detail: str) -> None:
+    assert detail and "\n" not in detail
+    assert ("no CUDA code" in detail) != _core.system_info()["cuda_built"]
+
+
+def test_device_cuda_says_why(detail: str) -> None:
+    with pytest.raises(ImpError) as error:
+        choose_device("cuda")
+    assert str(error.value) == f"device cuda: {detail}"
+    x = np.zeros((1, 4), np.float32)
+    args = {"gate": x, "up": x}
+    with pytest.raises(ImpError) as error:
+        _core.run_op("swiglu", args, {}, backend="cuda")
+    assert str(error.value) == f"CUDA cannot be used: {detail}"
+    assert _core.run_op("swiglu", args, {}, backend="cpu")["y"].shape == (1, 4)
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(ImpError, match="device 'tpu': auto, cpu or cuda"):
+        choose_device("tpu")
+    with pytest.raises(ImpError, match="backend 'tpu': cpu or cuda"):
+        _core.run_op("swiglu", {}, {}, backend="tpu")
+    assert choose_device("auto") == "cpu"

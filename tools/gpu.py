@@ -1,0 +1,142 @@
+"""Builds the CUDA extension on a machine with a GPU, tests it against the CPU, measures, and prints
+one short table.
+
+    python tools/gpu.py [--out DIR] [--jobs 16] [--arch 90a-real] [--only build,ops,...]
+
+Logs of every part go to DIR as files. Exit status 1 if a part failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build" / "gpu"
+
+
+@dataclass
+class Report:
+    """Rows of the table: part, result, seconds, facts."""
+
+    out: Path
+    rows: list[tuple[str, bool, float, str]] = field(default_factory=list)
+
+    def run(self, name: str, command: list[str], facts: Callable[[str], str]) -> bool:
+        """Run a command with its output in a file; `facts` picks the line for the table."""
+        env = dict(os.environ, PYTHONUNBUFFERED="1")
+        env["PYTHONPATH"] = f"{ROOT / 'python'}{os.pathsep}{env.get('PYTHONPATH', '')}"
+        begin = time.monotonic()
+        log = self.out / f"{name}.log"
+        with log.open("w") as file:
+            ok = (
+                subprocess.run(command, cwd=ROOT, env=env, stdout=file, stderr=file).returncode == 0
+            )
+        text = log.read_text(errors="replace")
+        self.rows.append((name, ok, time.monotonic() - begin, facts(text)))
+        if not ok:
+            print(f"---- {name} failed; the end of {log.name}:", *text.splitlines()[-60:], sep="\n")
+        sys.stdout.flush()
+        return ok
+
+    def table(self) -> str:
+        return "\n".join(
+            f"{name:<10} {'ok' if ok else 'FAILED':<7} {seconds:6.1f} s  {facts}"
+            for name, ok, seconds, facts in self.rows
+        )
+
+
+def last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1][-150:] if lines else ""
+
+
+def build(report: Report, args: argparse.Namespace) -> bool:
+    configure = [
+        *("cmake", "-S", ".", "-B", str(BUILD), "-G", "Ninja", "-DIMP_CUDA=ON", "-DIMP_DEV=ON"),
+        f"-DIMP_CUDA_ARCHITECTURES={args.arch}",
+        f"-DPython_EXECUTABLE={sys.executable}",
+    ]
+    return report.run("configure", configure, lambda t: "") and report.run(
+        "build", ["cmake", "--build", str(BUILD), "-j", str(args.jobs)], last_line
+    )
+
+
+def tests(*what: str) -> list[str]:
+    return [sys.executable, "-m", "pytest", "-q", "-x" if "-x" in what else "--maxfail=20", *what]
+
+
+def info(report: Report, _: argparse.Namespace) -> bool:
+    code = "from imp_runtime import _core; print(_core.system_info()['cuda_detail'])"
+    return report.run("device", [sys.executable, "-c", code], last_line)
+
+
+def ops(report: Report, _: argparse.Namespace) -> bool:
+    return report.run("ops", tests("tests/ops", "-k", "cuda", "-p", "no:cacheprovider"), last_line)
+
+
+def models(report: Report, _: argparse.Namespace) -> bool:
+    return report.run("models", tests("tests/gpu", "-p", "no:cacheprovider"), last_line)
+
+
+def sanitize(report: Report, _: argparse.Namespace) -> bool:
+    """compute-sanitizer over the op tests that reach every kernel, and a small model."""
+    ok = True
+    for tool in ("memcheck", "racecheck"):
+        command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable]
+        command += ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/gpu"]
+        command += ["-k", "test_taps_follow_the_cpu or (replay and base)"]
+
+        def errors(text: str) -> str:
+            return " ".join(re.findall(r"(?:ERROR|RACECHECK) SUMMARY.*", text))
+
+        ok = report.run(tool, command, errors) and ok
+    return ok
+
+
+def bench(report: Report, _: argparse.Namespace) -> bool:
+    return report.run(
+        "bench",
+        [sys.executable, str(ROOT / "tools" / "gpu_bench.py")],
+        lambda t: "\n".join([""] + [f"    {line}" for line in t.splitlines() if ": " in line]),
+    )
+
+
+PARTS: dict[str, Callable[[Report, argparse.Namespace], bool]] = {
+    "build": build,
+    "device": info,
+    "ops": ops,
+    "models": models,
+    "sanitize": sanitize,
+    "bench": bench,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "gpu-logs")))
+    parser.add_argument("--jobs", type=int, default=16)
+    parser.add_argument("--arch", default="90a-real")
+    parser.add_argument("--only", default=",".join(p for p in PARTS if p != "sanitize"))
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    report = Report(args.out)
+    ok = True
+    for name in args.only.split(","):
+        done = PARTS[name](report, args)
+        ok = ok and done
+        if name == "build" and not done:
+            break
+    print(report.table())
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -56,6 +56,18 @@ def test_route_of_extreme_logits(device: h.Device) -> None:
     check_route(device, logits, 2, False)
 
 
+def test_route_of_nan_names_real_experts(device: h.Device) -> None:
+    """Whatever the logits, an id never points outside the bank."""
+    rng = np.random.RandomState(3)
+    for experts, k in ((7, 3), (512, 10), (512, 512)):
+        logits = h.normal(rng, 40, experts)
+        logits[rng.uniform(size=logits.shape) < rng.uniform(0, 1, (40, 1))] = np.nan
+        logits[0] = np.nan
+        ids = device.run("route", {"logits": logits, "k": k, "renormalise": 1})["ids"]
+        assert ids.min() >= 0 and ids.max() < experts
+        assert all(len(set(row)) == k for row in ids)
+
+
 # ---------------------------------------------------------------- experts
 
 

@@ -73,9 +73,10 @@ class Checkpoint:
         for path in self._list_files(index, problems):
             self._read_file(path, index, problems)
         if index is not None:
+            read = {path.name for path in self.files}
             for name, file in sorted(index.items()):
                 ref = self.tensors.get(canonical(name))
-                if (self.folder / file).is_file() and (ref is None or ref.name != name):
+                if file in read and (ref is None or ref.name != name):
                     problems.add(f"{INDEX_NAME} places {name} in {file}, which does not hold it")
         if len(problems):
             self.close()
@@ -105,7 +106,7 @@ class Checkpoint:
         Raises:
             ConvertError: if the file became shorter since its header was read.
         """
-        view = memoryview(out.reshape(-1).view(np.uint8))
+        view = memoryview(out.reshape(-1).view(np.uint8).data)
         done = 0
         while done < len(view):
             got = os.preadv(self._fds[ref.file], [view[done:]], ref.offset + start + done)

@@ -15,9 +15,9 @@ from imp_runtime.convert.write import shard_names
 
 def size_text(nbytes: float) -> str:
     """`1.42 GB`: decimal units, three digits."""
-    for unit, step in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    for unit, step in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if nbytes >= step:
-            return f"{nbytes / step:.3g} {unit}" if nbytes < step * 1000 else f"{nbytes / 1e9:.0f} GB"
+            return f"{nbytes / step:.3g} {unit}"
     return f"{nbytes:.0f} B"
 
 

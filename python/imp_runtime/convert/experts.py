@@ -83,6 +83,8 @@ def find_experts(
 
         return ExpertSource((source,), cut)
     missing = [e for e, module in enumerate(modules) if not sources.has(module)]
+    for e in missing:
+        sources.give_up(modules[e])
     if missing:
         ids = ", ".join(map(str, missing[:MAX_LISTED_EXPERTS]))
         sources.problems.add(

@@ -34,6 +34,7 @@ from imp_runtime.convert.schemes import IGNORED_SUFFIXES, Source, Sources
 from imp_runtime.convert.table import find_table
 from imp_runtime.convert.tokenizer import add_tokenizer_keys
 from imp_runtime.convert.views import Numbers, View
+from imp_runtime.errors import ImpError
 
 NVFP4_BLOCK = 64  # elements of a GGUF NVFP4 block: rows have to be multiples
 VISION_PREFIXES = ("visual.", "vision_tower.")
@@ -131,7 +132,10 @@ class _Planner:
         add_model_keys(writer, self.config, constants, mtp=mtp)
         add_tokenizer_keys(writer, self.folder, self.config.vocab_size, self.options.pre)
         keys = {name: value.value for name, value in writer.kv_data[0].items()}
-        return writer, list(_core.tensor_table(ARCH, keys))
+        try:
+            return writer, list(_core.tensor_table(ARCH, keys))
+        except ImpError as error:  # a shape that the runtime does not support
+            raise ConvertError(f"{self.folder / 'config.json'}: {error}") from error
 
     def _missing_mtp(self, specs: Sequence[Any]) -> list[str]:
         missing = []

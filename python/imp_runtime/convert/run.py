@@ -64,11 +64,11 @@ def convert(
     progress = progress or Silent()
     target = output_path(src, out)
     with plan(src, options) as planned:
-        for line in planned.notes:
-            progress.note(line)
         names = shard_names(planned, target)
         partial = PartialOutput(target, names, force=options.force)
         try:
+            for line in planned.notes:
+                progress.note(line)
             check_disk(target, disk_needed(planned.data_bytes, len(names)))
             check_group_scales(planned.checkpoint, planned.group_scales, progress)
             started = time.monotonic()

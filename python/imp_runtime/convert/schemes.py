@@ -26,6 +26,14 @@ FP8_TENSOR = "FP8 per tensor"
 FP8_CHANNEL = "FP8 per channel"
 FP8_BLOCK = "FP8 in blocks"
 
+COMPANIONS = (
+    "weight_scale",
+    "weight_scale_2",
+    "weight_scale_inv",
+    "weight_global_scale",
+    "input_scale",
+    "input_global_scale",
+)
 # Scales of activations, caches and attention: not weights, never converted.
 IGNORED_SUFFIXES = (".k_scale", ".v_scale", ".q_scale", ".prob_scale", ".output_scale")
 
@@ -75,7 +83,13 @@ class Sources:
         """The module's weights as rows of `shape[-1]` (a vector: rows of 1); None if unusable."""
         if module not in self._found:
             self._found[module] = self._resolve(module, shape)
+            if self._found[module] is None:
+                self.give_up(module)
         return self._found[module]
+
+    def give_up(self, module: str) -> None:
+        """Keeps the tensors beside an unusable module from being reported as unknown."""
+        self.used.update(f"{module}.{name}" for name in COMPANIONS)
 
     def _resolve(self, module: str, shape: tuple[int, ...]) -> Source | None:
         packed = self._take(f"{module}.weight_packed")
@@ -83,7 +97,7 @@ class Sources:
         if ref is None:
             self.problems.add(f"{module}.weight is missing")
             return None
-        if ref.dtype not in PLAIN_FORMS and len(ref.shape) != 2:
+        if ref.dtype in ("U8", "F8_E4M3") and len(ref.shape) != 2:
             self.problems.add(
                 f"{ref.name} is {ref.dtype} {list(ref.shape)}, quantised weights need 2 dimensions"
             )
@@ -139,12 +153,12 @@ class Sources:
             self._misshapen(ref, (rows, cols // 2), "U8, two codes a byte")
             return None
         scales = self._take(f"{module}.weight_scale")
+        groups = (rows, cols // NVFP4_GROUP)
         if scales is None:
             self.problems.add(f"{module}.weight_scale is missing beside the NVFP4 codes")
-            return None
-        if scales.dtype != "F8_E4M3" or scales.shape != (rows, cols // NVFP4_GROUP):
-            self._misshapen(scales, (rows, cols // NVFP4_GROUP), "F8_E4M3")
-            return None
+        elif scales.dtype != "F8_E4M3" or scales.shape != groups:
+            self._misshapen(scales, groups, "F8_E4M3")
+            scales = None
         weight_name, input_name = (
             ("weight_global_scale", "input_global_scale")
             if compressed
@@ -152,7 +166,7 @@ class Sources:
         )
         factor = self._scalar(f"{module}.{weight_name}", needed=True)
         given = self._scalar(f"{module}.{input_name}", needed=False)
-        if factor is None:
+        if factor is None or scales is None:
             return None
         if compressed:  # their global scales are reciprocals
             if factor == 0 or given == 0:

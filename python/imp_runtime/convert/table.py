@@ -38,9 +38,23 @@ def find_table(
     Raises:
         ConvertError: if `choice` is fp8 and the checkpoint's table is not.
     """
-    layer = _layer(spec, config)
-    module = f"layers.{layer}.{TABLE_MODULE}"
+    module = f"layers.{_layer(spec, config)}.{TABLE_MODULE}"
     modules = _shards(sources, module)
+    found = _find(sources, spec, config, choice, module, modules)
+    if found is None:
+        for m in (module, *modules):
+            sources.give_up(m)
+    return found
+
+
+def _find(
+    sources: Sources,
+    spec: Any,
+    config: ModelConfig,
+    choice: NgramChoice,
+    module: str,
+    modules: list[str],
+) -> Table | None:
     refs = [sources.ckpt.tensors.get(f"{m}.weight") for m in modules]
     present = [r for r in refs if r is not None]
     if not present:
@@ -106,7 +120,8 @@ def _fits(
 def _fp8(
     sources: Sources, module: str, modules: list[str], refs: list[TensorRef], choice: NgramChoice
 ) -> Table | None:
-    owners = [module] if f"{module}.weight_scale" in sources.ckpt.tensors else modules
+    each = f"{modules[0]}.weight_scale" in sources.ckpt.tensors
+    owners = modules if each else [module]
     scales = [sources.scalar(f"{m}.weight_scale") for m in owners]
     known = [s for s in scales if s is not None]
     if len(known) < len(scales):

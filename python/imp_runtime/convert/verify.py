@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+import gguf
 import numpy as np
 from numpy.typing import NDArray
 
@@ -100,7 +101,7 @@ class _Verifier:
                 different.add(tensor)
                 self.problems.add(sentence)
             self.progress.advance(step.nbytes)
-            since_open += step.nbytes
+            since_open += self._mapped_bytes(step)
             if since_open >= REOPEN_BYTES:
                 self.file, since_open = _core.Gguf.open(self.path), 0
         self.progress.end()
@@ -110,6 +111,12 @@ class _Verifier:
                 self.problems.add(f"{name}: {compared[name]} of {prod(dims)} values compared")
         self.problems.raise_if_any(f"{self.path.name} differs from {self.plan.source}")
         return compared.total()
+
+    def _mapped_bytes(self, step: _Step) -> int:
+        """Bytes of the GGUF that a step touched."""
+        kind = self.infos.get(step.place.tensor, ("F32", ()))[0]
+        block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+        return step.place.count * step.cols * size // block
 
     def _check_header(self) -> None:
         """Tensors, shapes and types as planned, and the hash constants exactly."""

@@ -67,4 +67,5 @@ def _steps(outputs: list[Output]) -> Iterator[_Step]:
 
 def _encode(step: _Step) -> NDArray[np.uint8]:
     output, row, count = step
-    return encode(output.name, output.view.form, output.type, output.view.read(row, count))
+    with np.errstate(over="ignore", invalid="ignore"):  # encode refuses what is not finite
+        return encode(output.name, output.view.form, output.type, output.view.read(row, count))

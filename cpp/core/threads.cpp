@@ -11,7 +11,7 @@
 namespace imp {
 namespace {
 
-constexpr int spins_before_sleep = 20000;  // about 100 us
+constexpr int spins_before_sleep = 4000;  // about 50 us
 
 void pause() {
 #if defined(__x86_64__)
@@ -49,6 +49,19 @@ void ThreadPool::take_tasks(int thread) noexcept {
   }
 }
 
+bool ThreadPool::join(std::uint32_t epoch) {
+  std::uint64_t v = loop_.load(std::memory_order_acquire);
+  while ((v >> 32) == epoch && (v & over) == 0)
+    if (loop_.compare_exchange_weak(v, v + 1, std::memory_order_acq_rel, std::memory_order_acquire))
+      return true;
+  return false;
+}
+
+void ThreadPool::leave() {
+  const std::uint64_t before = loop_.fetch_sub(1, std::memory_order_acq_rel);
+  if ((before & over) != 0 && (before & inside) == 1) loop_.notify_one();
+}
+
 void ThreadPool::run(std::int64_t tasks, Call call, void* context) {
   call_ = call;
   context_ = context;
@@ -56,16 +69,19 @@ void ThreadPool::run(std::int64_t tasks, Call call, void* context) {
   error_ = nullptr;
   failed_.store(false, std::memory_order_relaxed);
   next_.store(0, std::memory_order_relaxed);
-  running_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
-  epoch_.fetch_add(1, std::memory_order_release);
+  const std::uint32_t epoch = epoch_.load(std::memory_order_relaxed) + 1;
+  loop_.store(static_cast<std::uint64_t>(epoch) << 32, std::memory_order_release);
+  epoch_.store(epoch, std::memory_order_release);
   epoch_.notify_all();
   take_tasks(0);
-  for (int spins = 0; running_.load(std::memory_order_acquire) != 0; ++spins) {
+  std::uint64_t v = loop_.fetch_or(over, std::memory_order_acq_rel) | over;
+  for (int spins = 0; (v & inside) != 0; ++spins) {
     if (spins < spins_before_sleep) {
       pause();
-    } else if (const int left = running_.load(std::memory_order_acquire); left != 0) {
-      running_.wait(left, std::memory_order_acquire);
+    } else {
+      loop_.wait(v, std::memory_order_acquire);
     }
+    v = loop_.load(std::memory_order_acquire);
   }
   if (error_) std::rethrow_exception(error_);
 }
@@ -73,17 +89,20 @@ void ThreadPool::run(std::int64_t tasks, Call call, void* context) {
 void ThreadPool::work(int thread) {
   std::uint32_t seen = 0;
   for (;;) {
-    for (int spins = 0; epoch_.load(std::memory_order_acquire) == seen; ++spins) {
+    std::uint32_t epoch = epoch_.load(std::memory_order_acquire);
+    for (int spins = 0; epoch == seen; ++spins) {
       if (spins < spins_before_sleep) {
         pause();
       } else {
         epoch_.wait(seen, std::memory_order_acquire);
       }
+      epoch = epoch_.load(std::memory_order_acquire);
     }
-    ++seen;
+    seen = epoch;
     if (stop_.load(std::memory_order_relaxed)) return;
+    if (!join(epoch)) continue;
     take_tasks(thread);
-    if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) running_.notify_one();
+    leave();
   }
 }
 

@@ -47,6 +47,8 @@ class ThreadPool {
   void run(std::int64_t tasks, Call call, void* context);
   void work(int thread);
   void take_tasks(int thread) noexcept;
+  bool join(std::uint32_t epoch);
+  void leave();
 
   std::vector<std::thread> workers_;
   Call call_ = nullptr;
@@ -55,9 +57,14 @@ class ThreadPool {
   std::exception_ptr error_;
   std::atomic<bool> failed_{false};
   alignas(64) std::atomic<std::int64_t> next_{0};
+  // One loop at a time: its number, whether it is over, and the workers inside. A worker that wakes
+  // late finds the loop over and is not waited for.
+  alignas(64) std::atomic<std::uint64_t> loop_{over};
   alignas(64) std::atomic<std::uint32_t> epoch_{0};
-  alignas(64) std::atomic<int> running_{0};
   std::atomic<bool> stop_{false};
+
+  static constexpr std::uint64_t over = std::uint64_t{1} << 31;
+  static constexpr std::uint64_t inside = over - 1;
 };
 
 }  // namespace imp

@@ -116,6 +116,22 @@ TEST_CASE("a row's product does not depend on the batch, the tile or the column 
       }
 }
 
+TEST_CASE("panels of weights and blocks of activations change nothing") {
+  // More rows of w than a panel has, and more rows of x than a block.
+  constexpr std::int64_t k = 8192, n = 2 * gemm_panel_bytes / (4 * k) + 3,
+                         rows = 2 * gemm_block_bytes / (4 * k) + 3;
+  const Matrix w(DType::f32, n, k, 12);
+  const std::vector<float> x = Random(13).floats(rows * k);
+  for (const Kernels* kernels : tables()) {
+    CAPTURE(kernels->name);
+    const std::vector<float> y = product(*kernels, w, x, 0, rows, 1.0f);
+    for (std::int64_t t = 0; t < rows; ++t) {
+      const std::vector<float> single = product(*kernels, w, x, t, 1, 1.0f);
+      CHECK(same(y.data() + t * n, single.data(), n));
+    }
+  }
+}
+
 TEST_CASE("instruction sets agree bit for bit") {
   const auto all = tables();
   for (DType type : stored_types)

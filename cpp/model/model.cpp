@@ -30,7 +30,7 @@ class Loader {
     m_.notes_ = m_.hparams_.notes;
     for (const TensorSpec& spec : m_.arch_->tensors(m_.hparams_)) bind(spec);
     for (const gguf::TensorInfo& t : m_.file_->tensors())
-      if (!used_.contains(t.name)) problem(str("unknown tensor ", t.name));
+      if (!used_.contains(t.name)) problem(str("unknown tensor ", gguf::quote(t.name)));
     report();
   }
 

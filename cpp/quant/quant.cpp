@@ -45,6 +45,8 @@ constexpr TypeInfo table[] = {
     {DType::tq2_0, "TQ2_0", 256, 66, false},
     {DType::mxfp4, "MXFP4", 32, 17, false},
     {DType::nvfp4, "NVFP4", 64, 36, true},
+    {DType::q1_0, "Q1_0", 128, 18, false},
+    {DType::q2_0, "Q2_0", 64, 18, false},
     {DType::f8_e4m3, "F8_E4M3", 1, 1, true},
 };
 

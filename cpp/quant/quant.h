@@ -44,6 +44,8 @@ enum class DType : std::int32_t {
   tq2_0 = 35,
   mxfp4 = 39,
   nvfp4 = 40,
+  q1_0 = 41,
+  q2_0 = 42,
   f8_e4m3 = 1000,  // the n-gram table as released; in a file its bytes are typed I8
 };
 

@@ -2,6 +2,7 @@
 #include "cpp/model/model.h"
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
@@ -40,10 +41,18 @@ const char* name(imp::Role role) {
   return "?";
 }
 
+// Text of a file need not be UTF-8; its other bytes are lone surrogates in Python.
+std::string to_bytes(nb::handle text) {
+  const nb::object bytes =
+      nb::steal(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "surrogateescape"));
+  if (!bytes.is_valid()) throw nb::python_error();
+  return {PyBytes_AsString(bytes.ptr()), static_cast<std::size_t>(PyBytes_Size(bytes.ptr()))};
+}
+
 // A Python scalar or a sequence of scalars as the header would hold it.
 Value to_value(const std::string& key, nb::handle v) {
   if (nb::isinstance<nb::bool_>(v)) return {ValueType::boolean, nb::cast<bool>(v)};
-  if (nb::isinstance<nb::str>(v)) return {ValueType::string, nb::cast<std::string>(v)};
+  if (nb::isinstance<nb::str>(v)) return {ValueType::string, to_bytes(v)};
   if (nb::isinstance<nb::float_>(v)) return {ValueType::f64, nb::cast<double>(v)};
   if (nb::hasattr(v, "tolist")) return to_value(key, v.attr("tolist")());  // numpy values
   if (nb::isinstance<nb::int_>(v)) {
@@ -65,7 +74,9 @@ Value to_value(const std::string& key, nb::handle v) {
     a.data = std::move(out);
   } else if (nb::isinstance<nb::str>(first)) {
     a.element = ValueType::string;
-    a.data = nb::cast<std::vector<std::string>>(v);
+    std::vector<std::string> out;
+    for (nb::handle x : items) out.push_back(to_bytes(x));
+    a.data = std::move(out);
   } else if (nb::isinstance<nb::float_>(first)) {
     a.element = ValueType::f64;
     a.data = nb::cast<std::vector<double>>(v);
@@ -86,8 +97,13 @@ Value to_value(const std::string& key, nb::handle v) {
 KeyValues to_keys(const nb::dict& keys) {
   KeyValues kv;
   for (auto [k, v] : keys) {
-    const std::string key = nb::cast<std::string>(k);
-    kv.set(key, to_value(key, v));
+    const std::string key = to_bytes(k);
+    try {
+      kv.set(key, to_value(key, v));
+    } catch (const std::bad_cast&) {
+      imp::fail(imp::ErrorCode::invalid_argument,
+                imp::str("key ", key, " holds values of different types"));
+    }
   }
   return kv;
 }
@@ -162,8 +178,9 @@ void bind_model(nb::module_& m) {
   nb::class_<imp::Model>(m, "Model", "A mapped, checked model file.")
       .def_static(
           "load",
-          [](const std::string& path, float ngram_scale) {
-            return std::const_pointer_cast<imp::Model>(imp::Model::load(path, {ngram_scale}));
+          [](const std::filesystem::path& path, float ngram_scale) {
+            return std::const_pointer_cast<imp::Model>(
+                imp::Model::load(path.string(), {ngram_scale}));
           },
           nb::arg("path"), nb::arg("ngram_scale") = 0.0f, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("path", [](const imp::Model& x) { return x.path(); })

@@ -179,6 +179,20 @@ def test_experts_in_two_schemes_share_one_type(tmp_path: Path) -> None:
     assert any("rounded to F32" in n for n in report.notes)
 
 
+@pytest.mark.parametrize("dialect", ["block fp8", "modelopt, all but an ignore list", "f32"])
+def test_small_steps_change_nothing(
+    dialect: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps that end inside heads, experts, FP8 blocks and shards; a mapping dropped often."""
+    arguments, shards = DIALECTS[dialect]
+    src = build(**arguments).write(tmp_path / "src", shards)
+    convert(src, tmp_path / "whole.gguf")
+    monkeypatch.setattr("imp_runtime.convert.write.CHUNK_VALUES", 700)
+    monkeypatch.setattr("imp_runtime.convert.verify.REOPEN_BYTES", 100_000)
+    convert(src, tmp_path / "steps.gguf")
+    assert (tmp_path / "steps.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
+
+
 def test_vision_is_left_out_with_a_line(tmp_path: Path) -> None:
     built = build(mtp="")
     add_vision(built)

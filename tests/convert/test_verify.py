@@ -14,7 +14,7 @@ from imp_runtime.convert.plan import ConvertPlan
 from imp_runtime.convert.progress import Silent
 from imp_runtime.convert.verify import verify
 from imp_runtime.convert.verify_compare import allowed, difference
-from imp_runtime.convert.verify_places import Place
+from imp_runtime.convert.verify_places import Place, weight_modules
 from tests.convert.builder import build
 
 
@@ -102,6 +102,21 @@ def test_file_of_another_plan_is_refused(written: tuple[ConvertPlan, Path]) -> N
     with plan(planned.source, ConvertOptions(dense="f16")) as other:
         with pytest.raises(ConvertError, match="differs from its plan: "):
             verify(other, out, Silent())
+
+
+def test_a_module_that_is_not_compared_is_noticed(
+    written: tuple[ConvertPlan, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned, out = written
+    skipped = "layers.2.mlp.experts.5.up_proj"
+    monkeypatch.setattr(
+        "imp_runtime.convert.verify.weight_modules",
+        lambda p: [m for m in weight_modules(p) if m[0] != skipped],
+    )
+    with pytest.raises(ConvertError) as caught:
+        verify(planned, out, Silent())
+    wanted = f"blk.2.ffn_up_exps.weight: {11 * 64 * 128} of {12 * 64 * 128} values compared"
+    assert wanted in str(caught.value)
 
 
 def test_failed_verification_leaves_nothing(

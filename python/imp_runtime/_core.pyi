@@ -100,7 +100,7 @@ class Model:
     """A mapped, checked model file."""
 
     @staticmethod
-    def load(path: str, ngram_scale: float = 0.0) -> Model: ...
+    def load(path: str | os.PathLike[str], ngram_scale: float = 0.0) -> Model: ...
     @property
     def path(self) -> str: ...
     @property
@@ -228,6 +228,7 @@ def run_op(
     args: dict[str, Any],
     step: dict[str, Any],
     *,
+    backend: str = "cpu",
     kernels: str = "auto",
     n_threads: int = 2,
     context: int = 65536,

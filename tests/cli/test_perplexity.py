@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,14 +11,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from imp_runtime.cli import perplexity as cli
+from imp_runtime.cli import perplexity_lines as lines
+from imp_runtime.eval.windows import plan_windows
+from tests.eval import bigram
+
 EVAL = Path(__file__).parents[1] / "eval"
-sys.path.insert(0, str(EVAL))
-import bigram  # noqa: E402
-
-from imp_runtime.cli import perplexity as cli  # noqa: E402
-from imp_runtime.cli import perplexity_lines as lines  # noqa: E402
-from imp_runtime.eval.windows import plan_windows  # noqa: E402
-
 GOLDEN = json.loads((EVAL / "data" / "llama_perplexity.json").read_text())
 NUMBER = re.compile(r"-?\d+\.\d+|-?\d+")
 

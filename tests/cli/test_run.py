@@ -11,7 +11,7 @@ from imp_runtime.cli import run as module
 from imp_runtime.cli.main import main
 from imp_runtime.llm import LLM
 from imp_runtime.tokenizer import Tokenizer
-from text_fakes import KEYS, FakeModel, FakeSession
+from tests.text_fakes import KEYS, FakeModel, FakeSession
 
 TOKENIZER = Tokenizer(KEYS)
 SPEED = re.compile(

@@ -7,7 +7,7 @@ import pytest
 from imp_runtime.cli.main import main
 from imp_runtime.cli.text import unescape
 from imp_runtime.errors import ImpError
-from text_fakes import KEYS
+from tests.text_fakes import KEYS
 
 
 @pytest.fixture(scope="module")

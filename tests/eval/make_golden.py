@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-import bigram
+from tests.eval import bigram
 
 DATA = Path(__file__).parent / "data"
 ATTEMPTS = 20  # llama.cpp loses its last lines at random

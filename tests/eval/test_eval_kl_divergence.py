@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-import bigram
+from tests.eval import bigram
 import numpy as np
 import pytest
 

@@ -4,7 +4,7 @@ import os
 import struct
 from pathlib import Path
 
-import bigram
+from tests.eval import bigram
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings

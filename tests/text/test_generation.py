@@ -6,7 +6,7 @@ import pytest
 from imp_runtime.generation import Chunk, Generation, StopText
 from imp_runtime.sampling import SamplingParams
 from imp_runtime.tokenizer import Tokenizer
-from text_fakes import KEYS, VOCAB
+from tests.text_fakes import KEYS, VOCAB
 
 
 @pytest.fixture(scope="module")

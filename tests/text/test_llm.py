@@ -9,7 +9,7 @@ from imp_runtime.errors import ImpError
 from imp_runtime.llm import LLM, Timings
 from imp_runtime.sampling import SamplingParams
 from imp_runtime.tokenizer import Tokenizer
-from text_fakes import KEYS, FakeModel, FakeSession
+from tests.text_fakes import KEYS, FakeModel, FakeSession
 
 TOKENIZER = Tokenizer(KEYS)
 GREEDY = SamplingParams(temperature=0, max_tokens=None)

@@ -137,6 +137,8 @@ class Session:
         taps: Sequence[str] = [],
         poison: bool = False,
         profile: bool = False,
+        device: str = "cpu",
+        graphs: bool = True,
     ) -> None: ...
     def close(self) -> None: ...
     @property

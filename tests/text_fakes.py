@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+
 from imp_runtime.errors import ImpError
 
 sys.path.append(str(Path(__file__).parent / "tokenizer"))

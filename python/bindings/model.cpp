@@ -182,6 +182,7 @@ void bind_model(nb::module_& m) {
             return std::const_pointer_cast<imp::Model>(
                 imp::Model::load(path.string(), {ngram_scale}));
           },
+          nb::sig("def load(path: str | os.PathLike[str], ngram_scale: float = 0.0) -> Model"),
           nb::arg("path"), nb::arg("ngram_scale") = 0.0f, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("path", [](const imp::Model& x) { return x.path(); })
       .def_prop_ro("arch", [](const imp::Model& x) { return x.hparams().arch; })

@@ -3,12 +3,12 @@
 import math
 from pathlib import Path
 
-from tests.eval import bigram
 import numpy as np
 import pytest
 
 from imp_runtime.eval import EvalError, KldBase, KldOptions, kl_divergence
 from imp_runtime.eval.kld_stats import Tally, median, percentile
+from tests.eval import bigram
 
 DATA = Path(__file__).parent / "data"
 

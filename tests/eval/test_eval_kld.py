@@ -4,7 +4,6 @@ import os
 import struct
 from pathlib import Path
 
-from tests.eval import bigram
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,6 +13,7 @@ from imp_runtime.errors import ImpError
 from imp_runtime.eval import EvalError, KldBase, LogitsFileError, numerics, write_kld
 from imp_runtime.eval.kl_divergence import KldOptions, kl_divergence
 from imp_runtime.eval.kld import encode_rows, file_bytes, row_words
+from tests.eval import bigram
 
 DATA = Path(__file__).parent / "data"
 GOLDEN = (DATA / "33.kld").read_bytes()  # 17 windows of 16 tokens

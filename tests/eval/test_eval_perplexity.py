@@ -3,7 +3,6 @@
 import math
 from pathlib import Path
 
-from tests.eval import bigram
 import numpy as np
 import pytest
 
@@ -17,6 +16,7 @@ from imp_runtime.eval import (
     windows,
 )
 from imp_runtime.eval.windows import MIN_CONTEXT, plan_strided, plan_windows
+from tests.eval import bigram
 
 TEXT = bigram.encode(bigram.WORDS)  # 272 tokens
 

@@ -79,8 +79,9 @@ class CpuExecutable final : public Executable {
 class CpuBackend final : public Backend {
  public:
   explicit CpuBackend(const CpuOptions& o)
-      : shared_(std::make_shared<Shared>(o.threads == 0 ? usable_processors() : o.threads,
-                                         cpu::choose_kernels(o.kernels))) {}
+      : shared_(std::make_shared<Shared>(
+            o.threads == 0 ? std::min(usable_processors(), max_threads) : o.threads,
+            cpu::choose_kernels(o.kernels))) {}
 
   BackendInfo info() const override {
     return {"cpu", str(shared_->kernels.name, ", ", shared_->pool.size(), " threads")};

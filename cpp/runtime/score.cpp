@@ -35,8 +35,8 @@ void token_nll(std::span<const float> logits, std::int64_t vocab,
       fail(ErrorCode::invalid_argument, str("target ", t, " in a vocabulary of ", vocab));
   constexpr std::int64_t worth_a_thread = 1 << 18;  // logits
   const std::int64_t most = static_cast<std::int64_t>(logits.size()) / worth_a_thread + 1;
-  ThreadPool pool(
-      static_cast<int>(std::min<std::int64_t>(threads == 0 ? usable_processors() : threads, most)));
+  ThreadPool pool(static_cast<int>(std::min<std::int64_t>(
+      threads == 0 ? std::min(usable_processors(), max_threads) : threads, most)));
   const cpu::Kernels& kernels = cpu::choose_kernels("auto");
   const auto width = static_cast<std::size_t>(vocab);
   pool.parallel_for(std::ssize(targets), [&](std::int64_t i, int) {

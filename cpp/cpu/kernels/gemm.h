@@ -112,7 +112,8 @@ inline void tile_of(std::int64_t rows, const Gemm& g, std::int64_t n, std::int64
   tile<F, TN, TT, Ahead>(g, n, count, t);
 }
 
-// Rows t0..t1 in tiles of nearly equal height; the last one fetches the next weights.
+// Rows t0..t1 in tiles of nearly equal height; the last one fetches the next weights (past n1
+// too: the next call often continues there, and a prefetch cannot fault).
 template <class F, int TN, int Most>
 inline void columns(const Gemm& g, std::int64_t n0, std::int64_t n1, std::int64_t t0,
                     std::int64_t t1) {
@@ -124,10 +125,7 @@ inline void columns(const Gemm& g, std::int64_t n0, std::int64_t n1, std::int64_
       tile_of<F, TN, false, Most>(rows, g, n, count, t);
       t += rows;
     }
-    if (n + 2 * TN <= n1)
-      tile_of<F, TN, true, Most>(t1 - t, g, n, count, t);
-    else
-      tile_of<F, TN, false, Most>(t1 - t, g, n, count, t);
+    tile_of<F, TN, true, Most>(t1 - t, g, n, count, t);
   }
 }
 

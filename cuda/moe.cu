@@ -8,46 +8,39 @@
 namespace imp::cuda {
 namespace {
 
-// A warp per token: k times the best logit after the one before, lower ids first among equals.
+// Sorts like (logit, then the lower id); NaN comes below everything, so that ids stay distinct.
+__device__ __forceinline__ unsigned long long rank_key(float logit, int id) {
+  const std::uint32_t bits = __float_as_uint(logit + 0.0f);  // -0 is 0
+  const std::uint32_t key = logit != logit              ? 0u
+                            : (bits & 0x80000000u) != 0 ? ~bits
+                                                        : bits | 0x80000000u;
+  return static_cast<unsigned long long>(key) << 32 | ~static_cast<std::uint32_t>(id);
+}
+
+// A warp per token: k times the best logit below the one before.
 __global__ void __launch_bounds__(block_threads)
     route_kernel(const float* logits, std::int64_t rows, int experts, int k, bool renormalise,
                  std::int32_t* ids, float* weights) {
   const std::int64_t t = blockIdx.x * static_cast<std::int64_t>(block_threads / 32) + warp_id();
   if (t >= rows) return;
   const float* row = logits + t * experts;
-  float last = INFINITY, top = 0, total = 0;
-  int last_id = -1;
+  unsigned long long last = ~0ull;
+  float top = 0, total = 0;
   for (int j = 0; j < k; ++j) {
-    float best = -INFINITY;
-    int best_id = experts;
+    unsigned long long best = 0;
     for (int e = lane_id(); e < experts; e += 32) {
-      const float v = row[e];
-      const bool open = v < last || (v == last && e > last_id);
-      if (open && (v > best || (v == best && e < best_id))) {
-        best = v;
-        best_id = e;
-      }
+      const unsigned long long key = rank_key(row[e], e);
+      if (key < last && key > best) best = key;
     }
 #pragma unroll
-    for (int d = 16; d > 0; d >>= 1) {
-      const float v = __shfl_xor_sync(all_lanes, best, d);
-      const int e = __shfl_xor_sync(all_lanes, best_id, d);
-      if (v > best || (v == best && e < best_id)) {
-        best = v;
-        best_id = e;
-      }
-    }
-    if (best_id >= experts) {  // nothing comparable is left: NaN logits give NaN weights
-      best = NAN;
-      best_id = j;
-    }
+    for (int d = 16; d > 0; d >>= 1) best = max(best, __shfl_xor_sync(all_lanes, best, d));
     last = best;
-    last_id = best_id;
-    if (j == 0) top = best;
-    const float weight = expf(best - top);
+    const int id = static_cast<int>(~static_cast<std::uint32_t>(best));
+    if (j == 0) top = row[id];
+    const float weight = expf(row[id] - top);
     total += weight;
     if (lane_id() == 0) {
-      ids[t * k + j] = best_id;
+      ids[t * k + j] = id;
       weights[t * k + j] = weight;
     }
   }

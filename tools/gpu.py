@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -61,8 +62,11 @@ def last_line(text: str) -> str:
 def build(report: Report, args: argparse.Namespace) -> bool:
     configure = [
         *("cmake", "-S", ".", "-B", str(BUILD), "-G", "Ninja", "-DIMP_CUDA=ON", "-DIMP_DEV=ON"),
+        "-DIMP_BENCH=ON",
         f"-DIMP_CUDA_ARCHITECTURES={args.arch}",
         f"-DPython_EXECUTABLE={sys.executable}",
+        f"-DCMAKE_CXX_COMPILER={args.cxx}",
+        f"-DCMAKE_CUDA_HOST_COMPILER={args.cxx}",
     ]
     return report.run("configure", configure, lambda t: "") and report.run(
         "build", ["cmake", "--build", str(BUILD), "-j", str(args.jobs)], last_line
@@ -87,12 +91,11 @@ def models(report: Report, _: argparse.Namespace) -> bool:
 
 
 def sanitize(report: Report, _: argparse.Namespace) -> bool:
-    """compute-sanitizer over the op tests that reach every kernel, and a small model."""
+    """compute-sanitizer over a whole small model, eagerly and replayed."""
     ok = True
-    for tool in ("memcheck", "racecheck"):
+    for tool, chosen in (("memcheck", "taps or (replay and base)"), ("racecheck", "taps")):
         command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable]
-        command += ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/gpu"]
-        command += ["-k", "test_taps_follow_the_cpu or (replay and base)"]
+        command += ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/gpu", "-k", chosen]
 
         def errors(text: str) -> str:
             return " ".join(re.findall(r"(?:ERROR|RACECHECK) SUMMARY.*", text))
@@ -109,6 +112,14 @@ def bench(report: Report, _: argparse.Namespace) -> bool:
     )
 
 
+def kernels(report: Report, _: argparse.Namespace) -> bool:
+    return report.run(
+        "kernels",
+        [str(BUILD / "imp_bench_cuda")],
+        lambda t: "\n".join(["", *(f"    {line}" for line in t.splitlines())]),
+    )
+
+
 PARTS: dict[str, Callable[[Report, argparse.Namespace], bool]] = {
     "build": build,
     "device": info,
@@ -116,6 +127,7 @@ PARTS: dict[str, Callable[[Report, argparse.Namespace], bool]] = {
     "models": models,
     "sanitize": sanitize,
     "bench": bench,
+    "kernels": kernels,
 }
 
 
@@ -124,6 +136,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "gpu-logs")))
     parser.add_argument("--jobs", type=int, default=16)
     parser.add_argument("--arch", default="90a-real")
+    parser.add_argument("--cxx", default=shutil.which("g++") or "g++")  # whatever $CXX says
     parser.add_argument("--only", default=",".join(p for p in PARTS if p != "sanitize"))
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)

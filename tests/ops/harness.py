@@ -55,7 +55,7 @@ class Device:
             backend=self.backend,
             kernels=self.kernels,
             n_threads=threads,
-            context=4096,
+            context=8192,
         )
         return outputs
 

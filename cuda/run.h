@@ -1,4 +1,6 @@
-// One overload per op; each lives in the file named after the op's header. C++20-clean.
+// One overload per op; each lives in the file named after the op's header, or after its part of it
+// (rope, indexer). C++20-clean. The kernels are portable: the same code is compiled for sm_90a,
+// where it is tested, and for sm_120a, where it has not run yet.
 #pragma once
 
 #include "cpp/ops/all.h"

@@ -30,8 +30,7 @@ class PySession {
  public:
   PySession(std::shared_ptr<imp::Model> model, const imp::SessionOptions& options,
             std::shared_ptr<imp::Backend> backend)
-      : session_(
-            std::make_unique<imp::Session>(std::move(model), std::move(backend), options)) {}
+      : session_(std::make_unique<imp::Session>(std::move(model), std::move(backend), options)) {}
 
   template <class F>
   auto use(F f) {
@@ -74,10 +73,10 @@ void bind_session(nb::module_& m) {
              std::int64_t max_seqs, std::int64_t n_ubatch, int n_threads,
              const std::string& kernels, std::vector<std::string> taps, bool poison, bool profile,
              const std::string& device, bool graphs) {
-            new (self) PySession(
-                std::move(model), {n_ctx, max_seqs, n_ubatch, std::move(taps), poison, profile},
-                device == "cuda" ? imp::make_cuda_backend({0, graphs})
-                                 : imp::make_cpu_backend({n_threads, kernels}));
+            new (self) PySession(std::move(model),
+                                 {n_ctx, max_seqs, n_ubatch, std::move(taps), poison, profile},
+                                 device == "cuda" ? imp::make_cuda_backend({0, graphs})
+                                                  : imp::make_cpu_backend({n_threads, kernels}));
           },
           nb::arg("model"), nb::kw_only(), nb::arg("n_ctx") = 0, nb::arg("max_seqs") = 1,
           nb::arg("n_ubatch") = 512, nb::arg("n_threads") = 0, nb::arg("kernels") = "auto",
@@ -159,15 +158,17 @@ void bind_session(nb::module_& m) {
           "Runs [(sequence, int32 tokens, first output)] in one step. Returns float32 [outputs, "
           "vocab], a view that is "
           "valid until the next step.")
-      .def("op_times",
-           [](PySession& s) {
-             return s.use([](imp::Session& x) {
-               nb::dict d;
-               for (const auto& [name, t] : x.op_times()) d[name.c_str()] = nb::make_tuple(t.seconds, t.calls);
-               return d;
-             });
-           },
-           "Op name -> (seconds, calls) since the session was opened with profile=True.")
+      .def(
+          "op_times",
+          [](PySession& s) {
+            return s.use([](imp::Session& x) {
+              nb::dict d;
+              for (const auto& [name, t] : x.op_times())
+                d[name.c_str()] = nb::make_tuple(t.seconds, t.calls);
+              return d;
+            });
+          },
+          "Op name -> (seconds, calls) since the session was opened with profile=True.")
       .def("taps", [](PySession& s) {
         return s.use([](imp::Session& x) {
           nb::dict d;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cpp/cpu/kernels/vec.h"
+#include "cpp/quant/nvfp4.h"
 #include "cpp/quant/quant.h"
 
 namespace imp::cpu {

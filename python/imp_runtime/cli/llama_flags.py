@@ -3,7 +3,8 @@
 A flag is written as in llama.cpp's help: ``"-c,--ctx-size N"``. A placeholder in brackets,
 ``"-fa,--flash-attn [on|off|auto]"``, may be left out; ``|`` in a placeholder lists the allowed
 words. Names match exactly: no abbreviations, no ``--name=value``; a later flag wins. As in
-llama.cpp, ``_`` may stand for ``-`` in long names.
+llama.cpp, ``_`` may stand for ``-`` in long names. An appending flag collects the values of all its
+uses.
 """
 
 import textwrap
@@ -42,6 +43,7 @@ class Flag:
         meaning: used, ignored or refused.
         store: what a switch stores.
         into: key of the flag whose value it stores to, if not its own.
+        append: the value is a list with one entry per use.
 
     """
 
@@ -53,6 +55,7 @@ class Flag:
     meaning: Meaning
     store: Any = True
     into: str = ""
+    append: bool = False
 
     @property
     def key(self) -> str:
@@ -83,12 +86,13 @@ def flag(
     default: Any = None,
     store: Any = True,
     into: str = "",
+    append: bool = False,
 ) -> Flag:
     """A flag that is used."""
     names, placeholders = _split(spelling)
     if not placeholders and default is None:
         default = False
-    return Flag(names, placeholders, type, default, help, Meaning.USED, store, into)
+    return Flag(names, placeholders, type, default, help, Meaning.USED, store, into, append)
 
 
 def ignored(reason: str, *spellings: str) -> list[Flag]:
@@ -169,12 +173,16 @@ class FlagTable:
                     parsed.notes.append(f"{word} has no effect here: {row.help}")
                 noted.add(row.key)
                 continue
+            first_use = row.key not in parsed.given
             parsed.given.add(row.key)
             if not row.placeholders:
                 parsed.values[row.key] = row.store
             elif values:
                 converted = [_convert(row, word, value) for value in values]
-                parsed.values[row.key] = converted[0] if len(converted) == 1 else converted
+                value = converted[0] if len(converted) == 1 else converted
+                if row.append:
+                    value = [value] if first_use else [*parsed.values[row.key], value]
+                parsed.values[row.key] = value
         return parsed
 
     def _find(self, word: str) -> Flag:

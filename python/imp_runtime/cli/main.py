@@ -10,7 +10,7 @@ import typer
 
 from imp_runtime.errors import ImpError
 
-COMMANDS = ("convert", "info", "run", "tokenize", "perplexity", "diff")
+COMMANDS = ("convert", "info", "run", "tokenize", "perplexity", "bench", "diff")
 
 app = typer.Typer(
     name="imp",

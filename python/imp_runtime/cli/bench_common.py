@@ -1,0 +1,141 @@
+"""What both modes of imp-bench do: load, choose tokens, measure the extras."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import ImpError
+from .llama_flags import FlagError, Parsed
+from .text import read_file
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ..bench import Ceiling, TokenSource, Workload
+    from ..bench.extra_text import Extra
+    from ..model import Model
+
+CACHE_TYPE = "f32"
+
+
+def log(*words: object) -> None:
+    """A line on stderr."""
+    print("imp-bench:", *words, file=sys.stderr, flush=True)
+
+
+def check_cache_types(parsed: Parsed) -> None:
+    """Raises FlagError for a cache type that is not there."""
+    for key in ("cache_type_k", "cache_type_v"):
+        given = parsed[key] or [CACHE_TYPE]
+        for value in ",".join([given] if isinstance(given, str) else given).split(","):
+            if value != CACHE_TYPE:
+                name = key.replace("_", "-")
+                raise FlagError(f"--{name} is {value}, only {CACHE_TYPE} is supported")
+
+
+def at_least(parsed: Parsed, key: str, least: int) -> int:
+    """A number of the command line. Raises FlagError if it is too small."""
+    value: int = parsed[key]
+    if value < least:
+        name = key.replace("_", "-")
+        raise FlagError(f"--{name} is {value}, it must be at least {least}")
+    return value
+
+
+def all_threads() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def device(parsed: Parsed) -> str:
+    """Name of the device as Model.load takes it."""
+    return "cpu" if parsed["device"] == "none" else str(parsed["device"])
+
+
+def load(path: str, parsed: Parsed) -> Model:
+    """The model of the command line; says what its loader had to decide."""
+    from ..model import Model
+
+    model = Model.load(path, device=device(parsed))
+    for note in model.notes:
+        log(f"{model.path}: {note}")
+    return model
+
+
+def token_source(model: Model, parsed: Parsed) -> TokenSource:
+    """Text or random tokens, named on stderr.
+
+    Raises:
+        ImpError: the text cannot be read or is empty.
+    """
+    from ..bench import RandomTokens, TextTokens
+    from ..tokenizer import Tokenizer
+
+    source: TokenSource
+    if parsed["text"] is not None:
+        text = read_file(Path(parsed["text"]))
+        ids = Tokenizer.from_gguf(model.path).encode(text, add_special=True)
+        source = TextTokens.of(ids, parsed["text"])
+    else:
+        bos = model.keys.get("tokenizer.ggml.bos_token_id")
+        add_bos = model.keys.get("tokenizer.ggml.add_bos_token") is True
+        source = RandomTokens(
+            model.vocab_size, at_least(parsed, "seed", 0), int(bos) if add_bos and bos else None
+        )
+    log(f"tokens: {source.label}")
+    return source
+
+
+def measure_ceilings(threads: Iterable[int]) -> dict[int, Ceiling]:
+    """Number of threads -> what the machine can do with them, described on stderr."""
+    from ..bench import measure_ceiling
+
+    out = {}
+    for n_threads in sorted(set(threads)):
+        out[n_threads] = measure_ceiling(n_threads)
+        log(out[n_threads].describe())
+    return out
+
+
+def measure_extra(
+    model: Model,
+    work: Workload,
+    tokens: TokenSource,
+    ceilings: Mapping[int, Ceiling],
+    speeds: Mapping[str, Sequence[float]],
+    prompt_ts: float,
+) -> Extra:
+    """Everything beside a row; what does not fit becomes a note."""
+    from ..bench import Decode, Profile, measure_decode, profile
+    from ..bench.extra_text import Extra
+    from ..bench.machine import peak_rss_bytes
+
+    notes: list[str] = []
+    decode: Decode | None = None
+    ops: Profile | None = None
+    try:
+        decode = measure_decode(model, work, tokens)
+        if decode is None and work.n_gen:
+            notes.append(
+                f"no difference of two lengths: {work.n_gen} tokens are too few, or noise is larger"
+            )
+    except ImpError as error:
+        notes.append(f"no difference of two lengths: {error}")
+    try:
+        ops = profile(model, work, tokens)
+    except ImpError as error:
+        notes.append(f"no op times: {error}")
+    return Extra(
+        tokens.label,
+        speeds,
+        prompt_ts,
+        decode,
+        ops,
+        ceilings[work.n_threads],
+        peak_rss_bytes(),
+        "; ".join(notes),
+    )

@@ -31,10 +31,11 @@ MemoryCost memory_cost(const HParams& h) {
 }
 
 SequenceMemory::SequenceMemory(Backend& backend, const HParams& h, std::int64_t pages,
-                               std::int64_t rows, bool poison)
+                               std::int64_t rows, bool poison, std::int64_t kept)
     : backend_(backend),
       layout_(state_layout(h)),
       poison_(poison),
+      kept_(kept),
       kv_floats_(imp::page_tokens(h) * kv_width(h)),
       index_floats_(imp::index_floats(h)),
       pages_(pages),
@@ -48,26 +49,34 @@ SequenceMemory::SequenceMemory(Backend& backend, const HParams& h, std::int64_t 
   };
   step_.page_tokens = imp::page_tokens(h);
   step_.state_stride = layout_.floats;
-  step_.state = alloc(rows * layout_.floats, "sequence state");
+  step_.state = alloc(rows * (1 + kept) * layout_.floats, "sequence state");
   for (std::int64_t l = 0; l < layout_.attention_layers; ++l)
     step_.kv.push_back({alloc(pages * kv_floats_, "key cache"),
                         alloc(pages * kv_floats_, "value cache"),
                         alloc(pages * index_floats_, "index keys")});
 }
 
+template <class F>
+void SequenceMemory::each_part(std::int32_t page, F f) const {
+  for (const KvLayer& kv : step_.kv) {
+    f(kv.k + page * kv_floats_, kv_floats_);
+    f(kv.v + page * kv_floats_, kv_floats_);
+    if (kv.index != nullptr) f(kv.index + page * index_floats_, index_floats_);
+  }
+}
+
 std::expected<SequenceState, Shortage> SequenceMemory::open() {
   std::vector<std::int32_t> row;
   if (auto r = rows_.take(1, row); !r)
     return std::unexpected(Shortage{"sequences", r.error().needed, r.error().available});
-  backend_.fill(step_.state + row[0] * step_.state_stride, step_.state_stride, 0.0f);
+  clear_row(row[0]);
   return SequenceState{{}, row[0]};
 }
 
 std::expected<SequenceState, Shortage> SequenceMemory::fork(const SequenceState& from) {
   auto copy = open();
   if (!copy) return copy;
-  backend_.copy(raw(step_.state + copy->row * step_.state_stride),
-                raw(step_.state + from.row * step_.state_stride), bytes(step_.state_stride));
+  copy_row(copy->row, from.row);
   copy->pages = from.pages;
   for (const std::int32_t p : copy->pages) pages_.retain(p);
   return copy;
@@ -75,7 +84,7 @@ std::expected<SequenceState, Shortage> SequenceMemory::fork(const SequenceState&
 
 std::expected<void, Shortage> SequenceMemory::reserve(SequenceState& s, std::int64_t length,
                                                       std::int64_t end) {
-  const std::int64_t last = (end + page_tokens() - 1) / page_tokens();
+  const std::int64_t last = pages_for(end);
   const std::int64_t missing = std::max<std::int64_t>(0, last - std::ssize(s.pages));
   std::vector<std::int32_t*> shared;  // pages of [length, end) that a fork also holds
   for (std::int64_t i = length / page_tokens(); i < std::min(last, std::ssize(s.pages)); ++i)
@@ -95,6 +104,13 @@ std::expected<void, Shortage> SequenceMemory::reserve(SequenceState& s, std::int
   return {};
 }
 
+void SequenceMemory::drop_pages(SequenceState& s, std::int64_t length) {
+  while (std::ssize(s.pages) > pages_for(length)) {
+    pages_.release(s.pages.back());
+    s.pages.pop_back();
+  }
+}
+
 void SequenceMemory::close(SequenceState& s) {
   for (const std::int32_t p : s.pages) pages_.release(p);
   if (s.row >= 0) {
@@ -104,12 +120,51 @@ void SequenceMemory::close(SequenceState& s) {
   s = {};
 }
 
-void SequenceMemory::fill_page(std::int32_t page, float value) {
-  for (const KvLayer& kv : step_.kv) {
-    backend_.fill(kv.k + page * kv_floats_, kv_floats_, value);
-    backend_.fill(kv.v + page * kv_floats_, kv_floats_, value);
-    if (kv.index != nullptr) backend_.fill(kv.index + page * index_floats_, index_floats_, value);
+void SequenceMemory::copy_row(std::int64_t to, std::int64_t from) {
+  backend_.copy(raw(step_.state + to * step_.state_stride),
+                raw(step_.state + from * step_.state_stride), bytes(step_.state_stride));
+}
+
+void SequenceMemory::clear_row(std::int64_t row) {
+  backend_.fill(step_.state + row * step_.state_stride, step_.state_stride, 0.0f);
+}
+
+std::size_t SequenceMemory::saved_bytes(std::int64_t length) const {
+  const std::int64_t page = 2 * kv_floats_ + index_floats_;
+  return bytes(step_.state_stride + pages_for(length) * std::ssize(step_.kv) * page);
+}
+
+void SequenceMemory::save(const SequenceState& s, std::int64_t length, std::byte* out) {
+  const auto put = [&](const float* from, std::int64_t floats) {
+    backend_.copy(out, reinterpret_cast<const std::byte*>(from), bytes(floats));
+    out += bytes(floats);
+  };
+  put(step_.state + s.row * step_.state_stride, step_.state_stride);
+  for (std::int64_t i = 0; i < pages_for(length); ++i)
+    each_part(s.pages[static_cast<std::size_t>(i)], put);
+  backend_.sync();
+}
+
+std::expected<SequenceState, Shortage> SequenceMemory::load(std::int64_t length,
+                                                            const std::byte* saved) {
+  auto s = open();
+  if (!s) return s;
+  if (auto room = reserve(*s, 0, length); !room) {
+    close(*s);
+    return std::unexpected(room.error());
   }
+  const auto get = [&](float* to, std::int64_t floats) {
+    backend_.copy(raw(to), saved, bytes(floats));
+    saved += bytes(floats);
+  };
+  get(step_.state + s->row * step_.state_stride, step_.state_stride);
+  for (const std::int32_t page : s->pages) each_part(page, get);
+  backend_.sync();
+  return s;
+}
+
+void SequenceMemory::fill_page(std::int32_t page, float value) {
+  each_part(page, [&](float* p, std::int64_t floats) { backend_.fill(p, floats, value); });
 }
 
 void SequenceMemory::copy_page(std::int32_t to, std::int32_t from) {

@@ -30,9 +30,10 @@ MemoryCost memory_cost(const HParams&);
 
 class SequenceMemory {
  public:
+  // Room for `rows` sequences, with `kept` more state rows each for the owner's checkpoints.
   // `poison` fills freed and fresh memory with NaN, so that a read of what nobody wrote shows.
   SequenceMemory(Backend& backend, const HParams& h, std::int64_t pages, std::int64_t rows,
-                 bool poison);
+                 bool poison, std::int64_t kept = 0);
 
   const StepMemory& step() const { return step_; }
   const StateLayout& layout() const { return layout_; }
@@ -47,15 +48,37 @@ class SequenceMemory {
   // Makes room for tokens [length, end): new pages, and own copies of shared pages that will be
   // written.
   std::expected<void, Shortage> reserve(SequenceState&, std::int64_t length, std::int64_t end);
+  // Gives back the pages behind the first `length` tokens.
+  void drop_pages(SequenceState&, std::int64_t length);
   void close(SequenceState&);
+
+  // State rows: a sequence's own, and checkpoint `i` of it.
+  std::int64_t kept_row(const SequenceState& s, int i) const {
+    return rows_.size() + s.row * kept_ + i;
+  }
+  void copy_row(std::int64_t to, std::int64_t from);
+  void clear_row(std::int64_t row);
+
+  // A sequence of `length` tokens as bytes on the host: its row, then its pages whole, each page
+  // layer by layer (keys, values, block keys).
+  std::size_t saved_bytes(std::int64_t length) const;
+  void save(const SequenceState&, std::int64_t length, std::byte* out);
+  std::expected<SequenceState, Shortage> load(std::int64_t length, const std::byte* saved);
 
  private:
   void fill_page(std::int32_t page, float value);
   void copy_page(std::int32_t to, std::int32_t from);
+  std::int64_t pages_for(std::int64_t tokens) const {
+    return (tokens + page_tokens() - 1) / page_tokens();
+  }
+  // Calls f(pointer, bytes) for each part of a page.
+  template <class F>
+  void each_part(std::int32_t page, F f) const;
 
   Backend& backend_;
   StateLayout layout_;
   bool poison_;
+  std::int64_t kept_;              // checkpoint rows of a sequence
   std::int64_t kv_floats_ = 0;     // of one page of k (or v) of one layer
   std::int64_t index_floats_ = 0;  // of one page of block keys
   std::vector<Block> blocks_;

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "cpp/core/error.h"
 #include "cpp/core/sysinfo.h"
@@ -17,6 +18,17 @@ void require(bool ok, const std::string& sentence) {
   if (!ok) fail(ErrorCode::invalid_argument, sentence);
 }
 
+std::int64_t pool_pages(const HParams& h, const SessionOptions& o, std::int64_t context) {
+  const auto pages = [&](std::int64_t tokens) {
+    return (tokens + page_tokens(h) - 1) / page_tokens(h);
+  };
+  if (o.cache_tokens > 0) return pages(o.cache_tokens);
+  return pages(context) * (o.cache_tokens == one_context ? 1 : o.max_seqs);
+}
+
+// State rows of a sequence: its own and the two checkpoints.
+std::int64_t rows_each(const SessionOptions& o) { return o.rollback_tokens > 0 ? 3 : 1; }
+
 // The context that was asked for, or the model's own, halved until its cache takes at most half of
 // the free memory.
 std::int64_t choose_context(const Model& model, const SessionOptions& o) {
@@ -27,18 +39,21 @@ std::int64_t choose_context(const Model& model, const SessionOptions& o) {
           str(o.max_seqs, " sequences; imp takes 1 to ", max_sequences));
   require(o.n_ubatch >= 1 && o.n_ubatch <= max_ubatch,
           str("steps of ", o.n_ubatch, " tokens; imp takes 1 to ", max_ubatch));
+  require(o.cache_tokens >= one_context && o.cache_tokens <= max_ctx,
+          str("a cache of ", o.cache_tokens, " tokens; imp takes 1 to ", max_ctx));
+  require(o.rollback_tokens >= 0 && o.rollback_tokens <= max_rollback,
+          str("rollback of ", o.rollback_tokens, " tokens; imp takes 0 to ", max_rollback));
   const MemoryCost cost = memory_cost(h);
   const MemoryInfo memory = memory_info();
   const auto bytes = [&](std::int64_t context) {
-    return static_cast<double>(o.max_seqs) *
-           (static_cast<double>(cost.pages(context, page_tokens(h))) *
-                static_cast<double>(cost.page_bytes) +
-            static_cast<double>(cost.row_bytes));
+    return static_cast<double>(pool_pages(h, o, context)) * static_cast<double>(cost.page_bytes) +
+           static_cast<double>(o.max_seqs * rows_each(o)) * static_cast<double>(cost.row_bytes);
   };
   std::int64_t context = o.n_ctx;
   if (context == 0) {
     constexpr std::int64_t least = 512;
     context = std::min(h.context_length, max_ctx);
+    if (o.cache_tokens > 0) context = std::min(context, o.cache_tokens);
     while (context > least && bytes(context) > static_cast<double>(memory.available_bytes) / 2)
       context /= 2;
   }
@@ -58,11 +73,10 @@ Session::Session(std::shared_ptr<const Model> model, std::shared_ptr<Backend> ba
       backend_(std::move(backend)),
       options_(options),
       n_ctx_(choose_context(*model_, options)),
-      memory_(*backend_, model_->hparams(),
-              options.max_seqs *
-                  ((n_ctx_ + page_tokens(model_->hparams()) - 1) / page_tokens(model_->hparams())),
-              options.max_seqs, options.poison),
-      programs_(*backend_, *model_, memory_.layout(), n_ctx_, options.taps) {}
+      memory_(*backend_, model_->hparams(), pool_pages(model_->hparams(), options, n_ctx_),
+              options.max_seqs, options.poison, rows_each(options) - 1),
+      programs_(*backend_, *model_, memory_.layout(), n_ctx_, options.taps),
+      model_hash_(imp::model_hash(*model_)) {}
 
 std::expected<SeqId, Shortage> Session::open() {
   auto state = memory_.open();
@@ -75,7 +89,10 @@ std::expected<SeqId, Shortage> Session::fork(SeqId seq) {
   const Sequence& from = usable(seq);
   auto state = memory_.fork(from.state);
   if (!state) return std::unexpected(state.error());
-  sequences_.emplace(next_id_, Sequence{from.tokens, std::move(*state)});
+  for (const int i : {0, 1})
+    if (from.kept[static_cast<std::size_t>(i)] >= 0)
+      memory_.copy_row(memory_.kept_row(*state, i), memory_.kept_row(from.state, i));
+  sequences_.emplace(next_id_, Sequence{from.tokens, std::move(*state), false, from.kept});
   return next_id_++;
 }
 
@@ -84,10 +101,14 @@ void Session::close(SeqId seq) {
   sequences_.erase(seq);
 }
 
-Session::Sequence& Session::find(SeqId seq) {
+const Session::Sequence& Session::find(SeqId seq) const {
   const auto it = sequences_.find(seq);
   require(it != sequences_.end(), str("sequence ", seq, " is not open"));
   return it->second;
+}
+
+Session::Sequence& Session::find(SeqId seq) {
+  return const_cast<Sequence&>(std::as_const(*this).find(seq));
 }
 
 Session::Sequence& Session::usable(SeqId seq) {
@@ -97,8 +118,16 @@ Session::Sequence& Session::usable(SeqId seq) {
   return s;
 }
 
-const std::vector<std::int32_t>& Session::tokens(SeqId seq) const {
-  return const_cast<Session*>(this)->find(seq).tokens;
+const std::vector<std::int32_t>& Session::tokens(SeqId seq) const { return find(seq).tokens; }
+
+const std::vector<std::int32_t>& Session::pages(SeqId seq) const { return find(seq).state.pages; }
+
+std::int64_t Session::pages_held_by(std::span<const SeqId> seqs) const {
+  std::unordered_map<std::int32_t, std::int32_t> held;
+  for (const SeqId id : seqs)
+    for (const std::int32_t page : pages(id)) ++held[page];
+  return std::ranges::count_if(
+      held, [&](const auto& h) { return memory_.page_pool().references(h.first) == h.second; });
 }
 
 void Session::check(std::span<const StepRequest> requests) {
@@ -153,6 +182,10 @@ void Session::pack(std::span<const StepRequest> requests) {
 
 std::expected<Logits, Shortage> Session::step(std::span<const StepRequest> requests) {
   check(requests);
+  return advance(requests);
+}
+
+std::expected<Logits, Shortage> Session::advance(std::span<const StepRequest> requests) {
   for (const StepRequest& r : requests) {
     Sequence& s = find(r.seq);
     const std::int64_t length = std::ssize(s.tokens);
@@ -167,6 +200,7 @@ std::expected<Logits, Shortage> Session::step(std::span<const StepRequest> reque
   }
   Program& program = programs_.get(shape);  // may fail: nothing has changed yet
   arena_bytes_ = std::max(arena_bytes_, program.arena_bytes);
+  for (const StepRequest& r : requests) keep_state(find(r.seq));
   try {
     pack(requests);
     model_->prefetch_rows(step_.ngram_rows);
@@ -178,6 +212,95 @@ std::expected<Logits, Shortage> Session::step(std::span<const StepRequest> reque
   if (!program.results.logits) return Logits{};
   const Executable& executable = *program.executable;
   return Logits{executable.data(program.results.logits), shape.outputs, executable.memory()};
+}
+
+// Two checkpoints, at least rollback_tokens apart: the older one is always that far back.
+void Session::keep_state(Sequence& s) {
+  const std::int64_t length = std::ssize(s.tokens), newest = std::max(s.kept[1], std::int64_t{0});
+  if (options_.rollback_tokens == 0 || length - newest < options_.rollback_tokens) return;
+  if (s.kept[1] >= 0) {
+    memory_.copy_row(memory_.kept_row(s.state, 0), memory_.kept_row(s.state, 1));
+    s.kept[0] = s.kept[1];
+  }
+  memory_.copy_row(memory_.kept_row(s.state, 1), s.state.row);
+  s.kept[1] = length;
+}
+
+std::int64_t Session::oldest_length(SeqId seq) const {
+  const Sequence& s = find(seq);
+  return std::max({std::int64_t{0}, s.kept[0], std::ssize(s.tokens) - options_.rollback_tokens});
+}
+
+// The newer checkpoint is of tokens that are gone.
+void Session::keep_older(Sequence& s) {
+  if (s.kept[0] >= 0) memory_.copy_row(memory_.kept_row(s.state, 1), memory_.kept_row(s.state, 0));
+  s.kept[1] = s.kept[0];
+}
+
+std::expected<void, Shortage> Session::truncate(SeqId seq, std::int64_t length) {
+  Sequence& s = usable(seq);
+  const std::int64_t now = std::ssize(s.tokens);
+  require(length >= 0 && length <= now,
+          str("truncating sequence ", seq, " to ", length, " tokens, it has ", now));
+  if (length == now) return {};
+  require(length >= oldest_length(seq), str("truncating sequence ", seq, " of ", now, " tokens to ",
+                                            length, ", it can go back to ", oldest_length(seq)));
+  // The newest state at or before `length`; 0 is the zero state.
+  const std::size_t newest = s.kept[1] <= length ? 1 : 0;
+  const std::int64_t from = std::max(s.kept[newest], std::int64_t{0});
+  // The replay writes what the pages hold already, but not into a page that others read.
+  if (from < length)
+    if (auto room = memory_.reserve(s.state, from, length); !room) return room;
+  memory_.drop_pages(s.state, length);
+  if (s.kept[newest] >= 0) {
+    memory_.copy_row(s.state.row, memory_.kept_row(s.state, static_cast<int>(newest)));
+  } else {
+    memory_.clear_row(s.state.row);
+  }
+  if (newest == 0) keep_older(s);
+  const std::vector<std::int32_t> replay(s.tokens.begin() + from, s.tokens.begin() + length);
+  s.tokens.resize(static_cast<std::size_t>(from));
+  s.failed = true;  // unless the replay comes to its end
+  for (std::int64_t at = 0; at < std::ssize(replay);) {
+    const std::int64_t n = std::min(options_.n_ubatch, std::ssize(replay) - at);
+    const StepRequest part{
+        seq, std::span(replay).subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(n)),
+        n};
+    if (auto done = advance({&part, 1}); !done)
+      fail(ErrorCode::internal, str("replay: ", done.error().message()));
+    at += n;
+  }
+  s.failed = false;
+  return {};
+}
+
+Snapshot Session::save(SeqId seq) {
+  const Sequence& s = usable(seq);
+  Snapshot snapshot{model_hash_, s.tokens, {}};
+  snapshot.state.resize(memory_.saved_bytes(std::ssize(s.tokens)));
+  memory_.save(s.state, std::ssize(s.tokens), snapshot.state.data());
+  return snapshot;
+}
+
+std::expected<SeqId, Shortage> Session::restore(const Snapshot& snapshot) {
+  require(snapshot.model == model_hash_, "the snapshot is of another model");
+  const std::int64_t length = std::ssize(snapshot.tokens);
+  require(length <= n_ctx_, str("a snapshot of ", length, " tokens, the context holds ", n_ctx_));
+  require(snapshot.state.size() == memory_.saved_bytes(length),
+          str("a snapshot of ", length, " tokens with ", snapshot.state.size(), " bytes, ",
+              memory_.saved_bytes(length), " needed"));
+  for (const std::int32_t t : snapshot.tokens)
+    require(t >= 0 && t < model_->hparams().vocab,
+            str("token ", t, " in a snapshot, the vocabulary has ", model_->hparams().vocab));
+  auto state = memory_.load(length, snapshot.state.data());
+  if (!state) return std::unexpected(state.error());
+  Sequence s{snapshot.tokens, std::move(*state)};
+  if (options_.rollback_tokens > 0 && length > 0) {  // what was before needs no replay from zero
+    for (const int i : {0, 1}) memory_.copy_row(memory_.kept_row(s.state, i), s.state.row);
+    s.kept = {length, length};
+  }
+  sequences_.emplace(next_id_, std::move(s));
+  return next_id_++;
 }
 
 // Some layers may have moved their state and others not: the sequences keep their tokens of before

@@ -1,7 +1,7 @@
 // Sequences over one model: opened, extended in steps of any mix, forked, closed.
 #pragma once
 
-#include <atomic>
+#include <array>
 #include <cstdint>
 #include <expected>
 #include <map>
@@ -14,6 +14,7 @@
 #include "cpp/memory/sequence_memory.h"
 #include "cpp/model/model.h"
 #include "cpp/runtime/programs.h"
+#include "cpp/runtime/snapshot.h"
 
 namespace imp {
 
@@ -25,10 +26,15 @@ struct SessionOptions {
   std::vector<std::string> taps;  // patterns of intermediates to keep a copy of
   bool poison = false;            // NaN in unused memory
   bool profile = false;           // time every op
+  // Tokens of cache for all sequences together; 0 = a full context for each, one_context = one.
+  std::int64_t cache_tokens = 0;
+  std::int64_t rollback_tokens = 0;  // that truncate() can take back; 0 = none
 };
+inline constexpr std::int64_t one_context = -1;
 inline constexpr std::int64_t max_ctx = std::int64_t{1} << 30;
 inline constexpr std::int64_t max_ubatch = 65536;
 inline constexpr std::int64_t max_sequences = 65536;
+inline constexpr std::int64_t max_rollback = 4096;
 
 using SeqId = std::int64_t;
 
@@ -65,6 +71,7 @@ class Session {
   Backend& backend() const { return *backend_; }
   std::int64_t n_ctx() const { return n_ctx_; }
   std::int64_t n_ubatch() const { return options_.n_ubatch; }
+  std::uint64_t model_hash() const { return model_hash_; }
   std::int64_t open_sequences() const { return std::ssize(sequences_); }
   const SequenceMemory& memory() const { return memory_; }
 
@@ -72,6 +79,20 @@ class Session {
   std::expected<SeqId, Shortage> fork(SeqId seq);
   void close(SeqId seq);
   const std::vector<std::int32_t>& tokens(SeqId seq) const;
+  const std::vector<std::int32_t>& pages(SeqId seq) const;
+  // Pages that nobody but these sequences holds: what closing them all would free.
+  std::int64_t pages_held_by(std::span<const SeqId> seqs) const;
+
+  // Takes back the last tokens, as if they had never been there. At most rollback_tokens at a time,
+  // and not past the older checkpoint (see oldest_length). On a Shortage nothing has happened.
+  std::expected<void, Shortage> truncate(SeqId seq, std::int64_t length);
+  // The shortest length that truncate() takes now.
+  std::int64_t oldest_length(SeqId seq) const;
+
+  Snapshot save(SeqId seq);
+  // A new sequence that goes on where the saved one was. Fails (invalid_argument) if the snapshot
+  // is of another model or its parts do not fit.
+  std::expected<SeqId, Shortage> restore(const Snapshot& snapshot);
 
   // Runs all requests (different sequences, at most n_ubatch tokens together) in one step. On a
   // Shortage nothing has happened. Tokens are checked first. After an error while the step ran, its
@@ -89,8 +110,15 @@ class Session {
     std::vector<std::int32_t> tokens;
     SequenceState state;
     bool failed = false;  // its state is half-way through a step
+    // Lengths of the two checkpoints of the state, older first; -1 = the zero state, not stored.
+    std::array<std::int64_t, 2> kept = {-1, -1};
   };
+  // What step() does without taking checkpoints.
+  std::expected<Logits, Shortage> advance(std::span<const StepRequest> requests);
+  void keep_state(Sequence& s);
+  void keep_older(Sequence& s);
   Sequence& find(SeqId seq);
+  const Sequence& find(SeqId seq) const;
   Sequence& usable(SeqId seq);
   void abandon(std::span<const StepRequest> requests) noexcept;
   void check(std::span<const StepRequest> requests);
@@ -109,6 +137,7 @@ class Session {
   std::vector<TapData> taps_;
   std::map<std::string, OpTime> op_times_;
   std::size_t arena_bytes_ = 0;
+  std::uint64_t model_hash_;
 };
 
 }  // namespace imp

@@ -7,7 +7,9 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <atomic>
 #include <cstring>
+#include <span>
 
 #include "cpp/core/error.h"
 #include "cpp/runtime/score.h"
@@ -72,16 +74,19 @@ void bind_session(nb::module_& m) {
           [](PySession* self, std::shared_ptr<imp::Model> model, std::int64_t n_ctx,
              std::int64_t max_seqs, std::int64_t n_ubatch, int n_threads,
              const std::string& kernels, std::vector<std::string> taps, bool poison, bool profile,
-             const std::string& device, bool graphs) {
+             const std::string& device, bool graphs, std::int64_t cache_tokens,
+             std::int64_t rollback_tokens) {
             new (self) PySession(std::move(model),
-                                 {n_ctx, max_seqs, n_ubatch, std::move(taps), poison, profile},
+                                 {n_ctx, max_seqs, n_ubatch, std::move(taps), poison, profile,
+                                  cache_tokens, rollback_tokens},
                                  device == "cuda" ? imp::make_cuda_backend({0, graphs})
                                                   : imp::make_cpu_backend({n_threads, kernels}));
           },
           nb::arg("model"), nb::kw_only(), nb::arg("n_ctx") = 0, nb::arg("max_seqs") = 1,
           nb::arg("n_ubatch") = 512, nb::arg("n_threads") = 0, nb::arg("kernels") = "auto",
           nb::arg("taps") = std::vector<std::string>{}, nb::arg("poison") = false,
-          nb::arg("profile") = false, nb::arg("device") = "cpu", nb::arg("graphs") = true)
+          nb::arg("profile") = false, nb::arg("device") = "cpu", nb::arg("graphs") = true,
+          nb::arg("cache_tokens") = 0, nb::arg("rollback_tokens") = 0)
       .def("close", &PySession::close)
       .def_prop_ro("n_ctx",
                    [](PySession& s) { return s.use([](imp::Session& x) { return x.n_ctx(); }); })
@@ -105,6 +110,87 @@ void bind_session(nb::module_& m) {
                    [](PySession& s) {
                      return s.use([](imp::Session& x) { return x.memory().row_pool().free(); });
                    })
+      .def_prop_ro("pages",
+                   [](PySession& s) {
+                     return s.use([](imp::Session& x) { return x.memory().page_pool().size(); });
+                   })
+      .def_prop_ro("page_bytes",
+                   [](PySession& s) {
+                     return s.use([](imp::Session& x) {
+                       return imp::memory_cost(x.model().hparams()).page_bytes;
+                     });
+                   })
+      .def_prop_ro("row_bytes",
+                   [](PySession& s) {
+                     return s.use([](imp::Session& x) {
+                       return imp::memory_cost(x.model().hparams()).row_bytes;
+                     });
+                   })
+      .def_prop_ro("page_tokens",
+                   [](PySession& s) {
+                     return s.use([](imp::Session& x) { return x.memory().page_tokens(); });
+                   })
+      .def_prop_ro("rows",
+                   [](PySession& s) {
+                     return s.use([](imp::Session& x) { return x.memory().row_pool().size(); });
+                   })
+      .def(
+          "sequence_pages",
+          [](PySession& s, std::int64_t seq) {
+            return s.use([&](imp::Session& x) { return x.pages(seq); });
+          },
+          nb::arg("seq"), "Ids of its cache pages, in order; forks share them.")
+      .def(
+          "pages_held_by",
+          [](PySession& s, const std::vector<std::int64_t>& seqs) {
+            return s.use([&](imp::Session& x) { return x.pages_held_by(seqs); });
+          },
+          nb::arg("seqs"), "Pages that closing all of these sequences would free.")
+      .def(
+          "truncate",
+          [](PySession& s, std::int64_t seq, std::int64_t length) {
+            nb::gil_scoped_release unlocked;
+            s.use([&](imp::Session& x) {
+              if (auto r = x.truncate(seq, length); !r)
+                imp::fail(imp::ErrorCode::out_of_memory, r.error().message());
+            });
+          },
+          nb::arg("seq"), nb::arg("length"))
+      .def(
+          "oldest_length",
+          [](PySession& s, std::int64_t seq) {
+            return s.use([&](imp::Session& x) { return x.oldest_length(seq); });
+          },
+          nb::arg("seq"), "The shortest length that truncate() takes now.")
+      .def(
+          "save",
+          [](PySession& s, std::int64_t seq) {
+            std::vector<std::byte> bytes;
+            {
+              nb::gil_scoped_release unlocked;
+              bytes = s.use([&](imp::Session& x) { return imp::pack(x.save(seq)); });
+            }
+            return nb::bytes(bytes.data(), bytes.size());
+          },
+          nb::arg("seq"), "The sequence as bytes that restore() takes.")
+      .def(
+          "restore",
+          [](PySession& s, const nb::bytes& snapshot, const std::string& name) {
+            const std::span bytes(static_cast<const std::byte*>(snapshot.data()), snapshot.size());
+            nb::gil_scoped_release unlocked;
+            return s.use([&](imp::Session& x) {
+              const imp::Snapshot saved = imp::unpack(bytes, name);
+              if (saved.model != x.model_hash())
+                imp::fail(imp::ErrorCode::invalid_argument, name + ": a snapshot of another model");
+              return unwrap(x.restore(saved));
+            });
+          },
+          nb::arg("snapshot"), nb::arg("name") = "the snapshot",
+          "A new sequence from what save() gave; errors begin with `name`.")
+      .def_prop_ro(
+          "model_hash",
+          [](PySession& s) { return s.use([](imp::Session& x) { return x.model_hash(); }); },
+          "Of the model's keys and tensors, as in its snapshots.")
       .def("open",
            [](PySession& s) { return s.use([](imp::Session& x) { return unwrap(x.open()); }); })
       .def(
@@ -177,6 +263,19 @@ void bind_session(nb::module_& m) {
         });
       });
 
+  m.def(
+      "snapshot_info",
+      [](const nb::bytes& snapshot, const std::string& name) {
+        imp::Snapshot saved;
+        const std::span bytes(static_cast<const std::byte*>(snapshot.data()), snapshot.size());
+        {
+          nb::gil_scoped_release unlocked;
+          saved = imp::unpack(bytes, name);
+        }
+        return std::make_tuple(saved.model, std::move(saved.tokens));
+      },
+      nb::arg("snapshot"), nb::arg("name") = "the snapshot",
+      "Checks the bytes and returns (model hash, tokens).");
   m.def(
       "token_nll",
       [](nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu> logits,

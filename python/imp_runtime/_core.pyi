@@ -139,6 +139,8 @@ class Session:
         profile: bool = False,
         device: str = "cpu",
         graphs: bool = True,
+        cache_tokens: int = 0,
+        rollback_tokens: int = 0,
     ) -> None: ...
     def close(self) -> None: ...
     @property
@@ -153,6 +155,36 @@ class Session:
     def free_pages(self) -> int: ...
     @property
     def free_rows(self) -> int: ...
+    @property
+    def pages(self) -> int: ...
+    @property
+    def page_bytes(self) -> int: ...
+    @property
+    def row_bytes(self) -> int: ...
+    @property
+    def page_tokens(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    def sequence_pages(self, seq: int) -> list[int]:
+        """Ids of its cache pages, in order; forks share them."""
+
+    def pages_held_by(self, seqs: Sequence[int]) -> int:
+        """Pages that closing all of these sequences would free."""
+
+    def truncate(self, seq: int, length: int) -> None: ...
+    def oldest_length(self, seq: int) -> int:
+        """The shortest length that truncate() takes now."""
+
+    def save(self, seq: int) -> bytes:
+        """The sequence as bytes that restore() takes."""
+
+    def restore(self, snapshot: bytes, name: str = "the snapshot") -> int:
+        """A new sequence from what save() gave; errors begin with `name`."""
+
+    @property
+    def model_hash(self) -> int:
+        """Of the model's keys and tensors, as in its snapshots."""
+
     def open(self) -> int: ...
     def fork(self, seq: int) -> int: ...
     def close_sequence(self, seq: int) -> None: ...
@@ -168,6 +200,46 @@ class Session:
         """Op name -> (seconds, calls) since the session was opened with profile=True."""
 
     def taps(self) -> dict[str, NDArray[np.float32] | NDArray[np.int32]]: ...
+
+class Scheduler:
+    """Which tokens of which requests run in the next step."""
+
+    def __init__(
+        self,
+        *,
+        step_tokens: int,
+        prefill_tokens: int,
+        n_ctx: int,
+        page_tokens: int,
+        pages: int,
+        running: int,
+    ) -> None: ...
+    def submit(self, id: int, prompt: int, stops: Sequence[int]) -> None: ...
+    def change(self, rows: int, pages: int) -> tuple[str, int]:
+        """One change to carry out, given what is free.
+
+        ("preempt", "resume", "start" or "", id).
+        """
+
+    def preempt(self) -> tuple[str, int]: ...
+    def cached(self, id: int, tokens: int) -> None: ...
+    def put_back(self, id: int) -> None: ...
+    def step(self) -> list[tuple[int, int, int, bool]]:
+        """[(id, first token, tokens, whether a token is chosen after them)].
+
+        Nothing has changed until commit().
+        """
+
+    def commit(self, pieces: Sequence[tuple[int, int, int, bool]]) -> None: ...
+    def token(self, id: int) -> None: ...
+    def shared(self, id: int) -> None: ...
+    def finish(self, id: int) -> None: ...
+    @property
+    def needed(self) -> int: ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def running(self) -> int: ...
 
 class Sampler:
     """Logits of one sequence in, one token out."""
@@ -210,6 +282,9 @@ def memory_cost(arch: str, keys: dict[str, Any]) -> dict[str, int]:
 
 def system_info() -> dict[str, Any]:
     """Processor, memory and CUDA facts of this machine."""
+
+def snapshot_info(snapshot: bytes, name: str = "the snapshot") -> tuple[int, list[int]]:
+    """Checks the bytes and returns (model hash, tokens)."""
 
 def token_nll(
     logits: NDArray[np.float32], targets: NDArray[np.int32], n_threads: int = 0

@@ -12,10 +12,13 @@ import numpy.typing as npt
 from imp_runtime import _core
 from imp_runtime.errors import ImpError
 from imp_runtime.model import Model
+from imp_runtime.snapshot import Snapshot
 
 TokenIds = Items[int] | npt.NDArray[np.int32]
 Outputs = Literal["last", "all", "none"] | int
 Floats = npt.NDArray[np.float32]
+ONE_CONTEXT = -1
+"""Session's cache_tokens: one full context for all sequences together."""
 
 
 class Session:
@@ -34,6 +37,8 @@ class Session:
         poison: bool = False,
         profile: bool = False,
         graphs: bool = True,
+        cache_tokens: int | None = None,
+        rollback_tokens: int = 0,
     ):
         """Plan memory.
 
@@ -50,6 +55,9 @@ class Session:
             poison: fill unused memory with NaN (for tests).
             profile: time every op, for `op_times()`.
             graphs: CUDA: record small steps once and replay them.
+            cache_tokens: of all sequences together; None = a full context for each,
+                ONE_CONTEXT = one full context that they share.
+            rollback_tokens: that truncate() can take back from a sequence.
 
         Raises:
             ImpError: a number is out of range, or memory is too small (naming both numbers).
@@ -68,6 +76,8 @@ class Session:
             profile=profile,
             device=model.device,
             graphs=graphs,
+            cache_tokens=cache_tokens or 0,
+            rollback_tokens=rollback_tokens,
         )
         self._taps: dict[str, list[npt.NDArray[Any]]] = {}
 
@@ -89,6 +99,14 @@ class Session:
     def open(self) -> Sequence:
         """A new sequence without tokens. Raises ImpError if max_seqs are open."""
         return Sequence(self, self.core.open())
+
+    def restore(self, snapshot: Snapshot) -> Sequence:
+        """A new sequence that goes on where the saved one was.
+
+        Raises:
+            ImpError: the snapshot is damaged or of another model, or memory is too small.
+        """
+        return Sequence(self, self.core.restore(snapshot.data, snapshot.name))
 
     def taps(self) -> dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int32]]:
         """Intermediates of the last extend: name -> [rows, cols], one row per token or output."""
@@ -215,6 +233,18 @@ class Sequence:
         Raises ImpError if max_seqs are open.
         """
         return Sequence(self._session, self._session.core.fork(self.id))
+
+    def truncate(self, length: int) -> None:
+        """Take back the tokens after the first `length`, as if they had never been there.
+
+        Raises:
+            ImpError: further back than the session's rollback_tokens allow (names both lengths).
+        """
+        self._session.core.truncate(self.id, int(length))
+
+    def save(self) -> Snapshot:
+        """All of its state, to restore() here, later, or in another process."""
+        return Snapshot(self._session.core.save(self.id))
 
     def close(self) -> None:
         """Give pages and state back."""

@@ -46,7 +46,7 @@ class Extra:
         prompt_ts: prompt tokens per second, if a prompt was measured alone.
         decode: None if nothing was generated.
         profile: None if it did not fit.
-        ceiling: of the machine.
+        ceiling: of the processor; None if it does not run the model.
         peak_rss_bytes: of the process so far.
         note: why something is missing.
     """
@@ -56,7 +56,7 @@ class Extra:
     prompt_ts: float
     decode: Decode | None
     profile: Profile | None
-    ceiling: Ceiling
+    ceiling: Ceiling | None
     peak_rss_bytes: int
     note: str = ""
 
@@ -70,6 +70,7 @@ class Extra:
 def extra_fields(extra: Extra, about: Description) -> dict[str, Any]:
     """Name -> value as in EXTRA_FIELDS; None where nothing was measured."""
     n_bytes, decode, profile = extra.weight_bytes(about), extra.decode, extra.profile
+    ceiling = extra.ceiling
     gb = n_bytes / decode.seconds_per_step / 1e9 if decode and n_bytes else None
     gflop = 2 * about.active_parameters * extra.prompt_ts / 1e9 or None
     values: dict[str, Any] = {
@@ -79,11 +80,11 @@ def extra_fields(extra: Extra, about: Description) -> dict[str, Any]:
         "decode_ts": decode.tokens_per_second if decode else None,
         "decode_weight_bytes": n_bytes,
         "decode_gb_per_s": gb,
-        "decode_share": gb and gb / extra.ceiling.read_gb_per_s,
+        "decode_share": gb / ceiling.read_gb_per_s if gb and ceiling else None,
         "prompt_gflop_per_s": gflop,
-        "prompt_share": gflop and gflop / extra.ceiling.gflop_per_s,
-        "ceiling_gb_per_s": extra.ceiling.read_gb_per_s,
-        "ceiling_gflop_per_s": extra.ceiling.gflop_per_s,
+        "prompt_share": gflop / ceiling.gflop_per_s if gflop and ceiling else None,
+        "ceiling_gb_per_s": ceiling.read_gb_per_s if ceiling else None,
+        "ceiling_gflop_per_s": ceiling.gflop_per_s if ceiling else None,
         "experts_per_layer": profile.experts_per_layer if profile else None,
         "routing": ROUTING,
         "hit_rate": None,
@@ -124,13 +125,12 @@ def extra_lines(name: str, extra: Extra, about: Description) -> list[str]:
     if f["decode_gb_per_s"] is not None:
         lines.append(
             f"  weights read per decode step: {f['decode_weight_bytes'] / 1e9:.3f} GB (cache and "
-            f"state not counted), {f['decode_gb_per_s']:.2f} GB/s, {_percent(f['decode_share'])} "
-            "of the measured ceiling"
+            f"state not counted), {f['decode_gb_per_s']:.2f} GB/s{_of_ceiling(f['decode_share'])}"
         )
     if f["prompt_gflop_per_s"] is not None:
         lines.append(
-            f"  prompt: {f['prompt_gflop_per_s']:.1f} GFLOP/s in weights (attention not counted), "
-            f"{_percent(f['prompt_share'])} of the measured ceiling"
+            f"  prompt: {f['prompt_gflop_per_s']:.1f} GFLOP/s in weights (attention not counted)"
+            f"{_of_ceiling(f['prompt_share'])}"
         )
     lines.append(_routing(f["experts_per_layer"], about))
     for what in ("prompt", "decode"):
@@ -153,6 +153,10 @@ def _ops(ops: OpTimes) -> str:
     shown = [f"{name} {_percent(seconds / total)}" for name, (seconds, _) in largest[:TOP_OPS]]
     rest = sum(seconds for _, (seconds, _) in largest[TOP_OPS:])
     return ", ".join(shown + ([f"others {_percent(rest / total)}"] if rest else []))
+
+
+def _of_ceiling(share: float | None) -> str:
+    return "" if share is None else f", {_percent(share)} of the measured ceiling"
 
 
 def _percent(share: float) -> str:

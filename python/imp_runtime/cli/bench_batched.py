@@ -78,7 +78,7 @@ def _run(model: Model, cases: list[BatchedCase], options: BatchedOptions, parsed
 
     tokens = common.token_source(model, parsed)
     extra, table = parsed["extra"], parsed["output_format"] == "md"
-    ceilings = common.measure_ceilings([options.n_threads]) if extra else {}
+    ceilings = common.measure_ceilings(parsed, [options.n_threads])
     if table:
         print(
             f"\n{text.settings(options, parsed['pps'])}\n\n{text.HEADER}\n{text.RULE}", flush=True

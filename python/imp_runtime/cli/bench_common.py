@@ -90,11 +90,16 @@ def token_source(model: Model, parsed: Parsed) -> TokenSource:
     return source
 
 
-def measure_ceilings(threads: Iterable[int]) -> dict[int, Ceiling]:
-    """Number of threads -> what the machine can do with them, described on stderr."""
+def measure_ceilings(parsed: Parsed, threads: Iterable[int]) -> dict[int, Ceiling]:
+    """Number of threads -> what the processor can do with them, described on stderr.
+
+    Empty without --extra, or if the processor does not run the model.
+    """
     from ..bench import measure_ceiling
 
-    out = {}
+    out: dict[int, Ceiling] = {}
+    if not parsed["extra"] or device(parsed) == "cuda":
+        return out
     for n_threads in sorted(set(threads)):
         out[n_threads] = measure_ceiling(n_threads)
         log(out[n_threads].describe())
@@ -135,7 +140,7 @@ def measure_extra(
         prompt_ts,
         decode,
         ops,
-        ceilings[work.n_threads],
+        ceilings.get(work.n_threads),
         peak_rss_bytes(),
         "; ".join(notes),
     )

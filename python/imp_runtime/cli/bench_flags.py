@@ -20,7 +20,7 @@ _BOTH = [
     flag("--version", "print the version and exit"),
     flag("--no-warmup", "no warm-up before the measurement"),
     flag("--text FILE", "read this text instead of random tokens"),
-    flag("--seed N", "of the random tokens", type=int, default=0),
+    flag("-s,--seed N", "of the random tokens", type=int, default=0),
     flag("--extra", "more figures: spread, clean decode speed, share of the machine, op times"),
 ]
 
@@ -195,5 +195,7 @@ def pairs(name: str, given: Sequence[str]) -> list[tuple[int, int]]:
         values = numbers(name, [word], 0, ranges=False)
         if len(values) != 2:
             raise FlagError(f"{name} is {word!r}, it must be two whole numbers: PP,TG")
+        if values == [0, 0]:
+            raise FlagError(f"{name} is {word}, one of the two must be at least 1")
         out.append((values[0], values[1]))
     return out

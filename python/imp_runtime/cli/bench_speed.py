@@ -42,7 +42,7 @@ def run_speed(parsed: Parsed) -> int:
     cases = _cases(lists, pairs("-pg", parsed["pg"] or []))
     outputs = _Outputs(parsed, lists)
     outputs.write(lambda f: f.header())
-    ceilings = common.measure_ceilings(lists["threads"]) if parsed["extra"] else {}
+    ceilings = common.measure_ceilings(parsed, lists["threads"])
     failed = False
     for path in ",".join(parsed["model"]).split(","):
         try:
@@ -70,6 +70,8 @@ def _cases(lists: dict[str, list[int]], both: list[tuple[int, int]]) -> list[Spe
 
     tests = [(n, 0) for n in lists["n_prompt"]] + [(0, n) for n in lists["n_gen"]] + both
     tests = [test for test in tests if test != (0, 0)]
+    if not tests:
+        common.log("no tests: -p, -n and -pg give no tokens")
     order = ("batch_size", "ubatch_size", "threads", "n_depth")
     n_cases = len(tests)
     for key in order:

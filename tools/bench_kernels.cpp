@@ -198,10 +198,11 @@ void recurrent(const Kernels& kernels) {
   double s = seconds([&](int) {
     const auto state = random_floats(d * d);
     const auto o = make_array<float>(d);
-    for (std::int64_t i = 0; i < steps; ++i)
-      kernels.delta_step(state.get(), &v[0], &v[d], &v[2 * d], 0.9f, 0.01f, o.get(), d, d);
+    const float gates[] = {0.9f, 0.01f};
+    kernels.delta_rule({&v[0], &v[d], &v[2 * d], 0, gates, gates + 1, 0, o.get(), 0, steps},
+                       state.get(), d, d);
   });
-  std::printf("delta_step 128 x 128: %.2f us a token and head\n", s / steps * 1e6);
+  std::printf("delta_rule 128 x 128: %.2f us a token and head\n", s / steps * 1e6);
   const auto x = random_floats(4 * channels), w = random_floats(4 * channels);
   const float* taps[] = {&x[0], &x[channels], &x[2 * channels], &x[3 * channels]};
   s = seconds([&](int) {

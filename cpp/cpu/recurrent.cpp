@@ -57,14 +57,13 @@ void run(const DeltaRule& op, const Context& c) {
     const Chunk& chunk = c.step.chunks[static_cast<std::size_t>(task / op.value_heads)];
     const std::int64_t u = task % op.value_heads, h = u % op.key_heads;
     float* s = c.memory.state_at(chunk, op.state) + u * op.key_dim * op.value_dim;
-    for (std::int64_t t = chunk.row; t < chunk.row + chunk.rows; ++t) {
-      const float* q = c.row(op.qkv, t) + h * op.key_dim;
-      const float* k = q + op.key_heads * op.key_dim;
-      const float* v = c.row(op.qkv, t) + 2 * op.key_heads * op.key_dim + u * op.value_dim;
-      const float* gates = c.row(op.gates, t);
-      c.k.delta_step(s, q, k, v, gates[u], gates[op.value_heads + u],
-                     c.row(op.o, t) + u * op.value_dim, op.key_dim, op.value_dim);
-    }
+    const float* q = c.row(op.qkv, chunk.row) + h * op.key_dim;
+    const float* v = c.row(op.qkv, chunk.row) + 2 * op.key_heads * op.key_dim + u * op.value_dim;
+    const float* gates = c.row(op.gates, chunk.row);
+    c.k.delta_rule(
+        {q, q + op.key_heads * op.key_dim, v, c.cols(op.qkv), gates + u, gates + op.value_heads + u,
+         c.cols(op.gates), c.row(op.o, chunk.row) + u * op.value_dim, c.cols(op.o), chunk.rows},
+        s, op.key_dim, op.value_dim);
   });
 }
 

@@ -194,7 +194,34 @@ TEST_CASE("max and sum of exponentials") {
   });
 }
 
-TEST_CASE("delta_step is the gated delta rule") {
+// One token; strides do not matter.
+DeltaTokens one_token(const float* q, const float* k, const float* v, const float* gates,
+                      float* o) {
+  return {q, k, v, 0, gates, gates + 1, 0, o, 0, 1};
+}
+
+TEST_CASE("several tokens at once are one token after the other, bit for bit") {
+  constexpr std::int64_t dk = 17, dv = 83, tokens = 5, row = 2 * dk + dv;
+  for (const Kernels* k : tables()) {
+    CAPTURE(k->name);
+    const Floats qkv = Random(3).floats(tokens * row), gates = Random(4).floats(2 * tokens);
+    Floats a = Random(5).floats(dk * dv), b = a;
+    Floats oa = guarded(tokens * dv), ob = guarded(tokens * dv);
+    const float* p = qkv.data();
+    k->delta_rule(
+        {p, p + dk, p + 2 * dk, row, gates.data(), gates.data() + 1, 2, oa.data(), dv, tokens},
+        a.data(), dk, dv);
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      const float* x = p + t * row;
+      k->delta_rule(one_token(x, x + dk, x + 2 * dk, gates.data() + 2 * t, ob.data() + t * dv),
+                    b.data(), dk, dv);
+    }
+    CHECK(a == b);
+    CHECK(std::equal(oa.begin(), oa.begin() + tokens * dv, ob.begin()));
+  }
+}
+
+TEST_CASE("delta_rule is the gated delta rule") {
   for (const Kernels* k : tables())
     for (std::int64_t dk : {1, 3, 17, 128})
       for (std::int64_t dv : {1, 15, 16, 17, 64, 83, 128}) {
@@ -205,7 +232,8 @@ TEST_CASE("delta_step is the gated delta rule") {
                      v = Random(14).floats(dv);
         const Floats before = Random(15).floats(dk * dv);
         Floats s = guarded(before), o = guarded(dv);
-        k->delta_step(s.data(), q.data(), key.data(), v.data(), 0.9f, 0.4f, o.data(), dk, dv);
+        const float gates[] = {0.9f, 0.4f};
+        k->delta_rule(one_token(q.data(), key.data(), v.data(), gates, o.data()), s.data(), dk, dv);
         std::vector<double> want(static_cast<std::size_t>(dk * dv)),
             out(static_cast<std::size_t>(dv));
         for (std::int64_t j = 0; j < dv; ++j) {
@@ -322,7 +350,8 @@ TEST_CASE("the fused instruction sets agree bit for bit outside matrix products"
     both(
         [&](const Kernels& k, float* y) { y[0] = static_cast<float>(k.sum_exp(x.data(), n, 20)); });
     both([&](const Kernels& k, float* y) {
-      k.delta_step(y, x.data(), x.data() + 2, x.data(), 0.5f, 0.5f, y + 2 * n, 2, n);
+      const float gates[] = {0.5f, 0.5f};
+      k.delta_rule(one_token(x.data(), x.data() + 2, x.data(), gates, y + 2 * n), y, 2, n);
     });
     both([&](const Kernels& k, float* y) {
       Floats scores(static_cast<std::size_t>(2 * 16), nan);

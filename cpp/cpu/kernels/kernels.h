@@ -29,6 +29,17 @@ struct Gemm {
   float alpha;
 };
 
+// Consecutive tokens of one value head; strides in floats from token to token.
+struct DeltaTokens {
+  const float *q, *k, *v;  // [dk], [dk], [dv] of the first token; q and k already normalised
+  std::int64_t qkv_stride;
+  const float *decay, *beta;
+  std::int64_t gate_stride;
+  float* o;  // [dv]
+  std::int64_t o_stride;
+  std::int64_t tokens;  // at least 1
+};
+
 struct Kernels {
   const char* name;
 
@@ -67,10 +78,9 @@ struct Kernels {
   // Partial NeoX rotation of one head: pairs (j, j + half), cos/sin [half].
   void (*rope)(float* x, const float* cos, const float* sin, std::int64_t half);
 
-  // One token of the gated delta rule for one head, state s [dk][dv]:
+  // The gated delta rule for one value head, state s [dk][dv], token by token:
   // s *= decay; u = beta * (v - s^T k); s += k u^T; o = s^T q
-  void (*delta_step)(float* s, const float* q, const float* k, const float* v, float decay,
-                     float beta, float* o, std::int64_t dk, std::int64_t dv);
+  void (*delta_rule)(const DeltaTokens&, float* s, std::int64_t dk, std::int64_t dv);
 
   // Attention of `heads` query heads that share one KV head over n gathered keys:
   // scores[h][i] = scale * q[h] . key[i]; softmax; out[h] = sum_i p[h][i] value[i].

@@ -13,5 +13,5 @@
     .name = NAME, .gemm = gemm, .decode = decode, .activate = activate, .silu_mul = silu_mul,    \
     .axpy = axpy, .sigmoid_mul = sigmoid_mul, .rms_norm = rms_norm, .l2_norm = l2_norm,          \
     .dot = dot, .residual_mix = residual_mix, .combine = combine, .conv_silu = conv_silu,        \
-    .rope = rope, .delta_step = delta_step, .attend = attend, .max = max_of, .sum_exp = sum_exp, \
+    .rope = rope, .delta_rule = delta_rule, .attend = attend, .max = max_of, .sum_exp = sum_exp, \
   }

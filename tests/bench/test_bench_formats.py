@@ -76,7 +76,7 @@ def test_batched_json() -> None:
 
 
 def test_batched_medians_and_empty_rows() -> None:
-    row = BatchedRow(BatchedCase(10, 4, 2), (3.0, 1.0, 2.0), (8.0, 4.0, 400.0))
+    row = BatchedRow(BatchedCase(10, 4, 2), (3.0, 1.0, 2.0), (4.0, 8.0, 400.0))
     assert (row.t_pp, row.t_tg, row.t) == (2.0, 8.0, 10.0)
     assert (row.speed_pp, row.speed_tg, row.speed) == (10.0, 1.0, 2.8)
     nothing = BatchedRow(BatchedCase(0, 4, 1), (0.0,), (1.0,))

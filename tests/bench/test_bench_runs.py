@@ -174,7 +174,7 @@ def test_speed_steps(bench_model: Model, monkeypatch: pytest.MonkeyPatch) -> Non
     sizes = [len(tokens) for tokens in tokens_of(seen.steps).values()]
     assert sizes == [10, 10, 2, 2, 7, 7]
     assert [len(step[0][1]) for step in seen.steps[:3]] == [4, 4, 2]
-    assert len(seen.opened) == 1  # one session for all
+    assert [o["max_seqs"] for o in seen.opened] == [1]  # one session for all
     for row in rows:
         assert isinstance(row, SpeedRow) and len(row.samples_ns) == 2 and row.avg_ts > 0
         assert row.test_time.endswith("Z") and len(row.test_time) == 20
@@ -187,6 +187,7 @@ def test_depth_is_read_once_and_not_timed(
     setup = Setup(n_depth=9)
     rows = speed_rows(bench_model, [SpeedCase(4, 0, setup), SpeedCase(0, 3, setup)], reps=3)
     assert [row.case.name for row in rows] == ["pp4 @ d9", "tg3 @ d9"]
+    assert [o["max_seqs"] for o in seen.opened] == [2]
     # The base, three forks that read a prompt, three that generate: all go on where it ended.
     base, *forks = tokens_of(seen.steps).values()
     assert base == list(range(9))

@@ -153,7 +153,7 @@ class Json:
 
     def footer(self) -> str:
         """The array ends."""
-        return "]\n" if self._first else "\n]\n"
+        return "\n]\n"
 
 
 class JsonLines:

@@ -4,39 +4,25 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
+from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, overload
+from typing import Any
 
+from imp_runtime import _core
 from imp_runtime.chat import ChatTemplate, Message
+from imp_runtime.engine import Engine, Event, Request, is_last
 from imp_runtime.errors import ImpError
 from imp_runtime.generation import Chunk, FinishReason, Generation, TokenLogProb
 from imp_runtime.model import Model
+from imp_runtime.prefix_cache import PrefixCache
 from imp_runtime.sampling import SamplingParams
+from imp_runtime.session import ONE_CONTEXT, Session
 from imp_runtime.session import Sequence as TokenSequence
-from imp_runtime.session import Session
+from imp_runtime.timings import Timings
 from imp_runtime.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
-
-
-@dataclass
-class Timings:
-    """How long a generation took; sampling and decoding of text included."""
-
-    prompt_tokens: int = 0
-    prompt_seconds: float = 0.0
-    decode_tokens: int = 0  # steps of one token each, so one less than the tokens generated
-    decode_seconds: float = 0.0
-
-    @property
-    def prompt_per_second(self) -> float:
-        """Tokens per second while reading the prompt."""
-        return self.prompt_tokens / self.prompt_seconds if self.prompt_seconds else 0.0
-
-    @property
-    def decode_per_second(self) -> float:
-        """Tokens per second while generating; 0 before the second token."""
-        return self.decode_tokens / self.decode_seconds if self.decode_seconds else 0.0
 
 
 @dataclass(frozen=True)
@@ -84,8 +70,11 @@ class Stream:
             close()
 
 
+MAX_CACHE_ENTRIES = 256
+
+
 class LLM:
-    """A model ready to generate. One generation at a time."""
+    """A model ready to generate; prompts that are given together run together."""
 
     def __init__(
         self,
@@ -94,6 +83,9 @@ class LLM:
         device: str = "auto",
         n_ctx: int | None = None,
         n_threads: int | None = None,
+        n_parallel: int = 4,
+        prefix_cache: int = 0,
+        cache_dir: str | PathLike[str] | None = None,
         progress: Callable[[int, int], None] | None = None,
         ngram_scale: float | None = None,
     ) -> None:
@@ -104,25 +96,61 @@ class LLM:
             device: "auto" or "cpu".
             n_ctx: tokens of the longest prompt with its answer; None = see Session.
             n_threads: None = all processors.
+            n_parallel: generations that run at the same time at most; they share the cache of
+                one full context, and wait for each other when it is short.
+            prefix_cache: bytes of states that are kept, so that what prompts have in common is
+                read once; 0 = none.
+            cache_dir: folder where they go when the memory is needed or close() is called.
             progress: called with (bytes read, bytes in all).
             ngram_scale: see Model.load.
 
         Raises:
             ImpError: the file cannot be run, or memory is too small.
         """
+        if n_parallel < 1:
+            raise ImpError(f"n_parallel is {n_parallel}, at least 1 needed")
+        if cache_dir is not None and not prefix_cache:
+            raise ImpError("cache_dir without prefix_cache: 0 bytes are kept")
         model = Model.load(path, device=device, progress=progress, ngram_scale=ngram_scale)
-        self._setup(model, Session(model, n_ctx=n_ctx, n_threads=n_threads))
+        session = Session(
+            model,
+            n_ctx=n_ctx,
+            n_threads=n_threads,
+            max_seqs=n_parallel + (_cache_entries(model, prefix_cache) if prefix_cache else 0),
+            cache_tokens=ONE_CONTEXT,
+        )
+        self._setup(model, session, n_parallel, prefix_cache, cache_dir)
 
     @classmethod
-    def from_session(cls, model: Model, session: Session) -> "LLM":
-        """An LLM over a session that the caller made; close() closes both."""
+    def from_session(
+        cls,
+        model: Model,
+        session: Session,
+        *,
+        n_parallel: int = 1,
+        prefix_cache: int = 0,
+        cache_dir: str | PathLike[str] | None = None,
+    ) -> "LLM":
+        """An LLM over a session that the caller made; close() closes both.
+
+        The sequences of the session beyond n_parallel are for the prefix cache.
+        """
         llm = cls.__new__(cls)
-        llm._setup(model, session)
+        llm._setup(model, session, n_parallel, prefix_cache, cache_dir)
         return llm
 
-    def _setup(self, model: Model, session: Session) -> None:
+    def _setup(
+        self,
+        model: Model,
+        session: Session,
+        n_parallel: int,
+        prefix_cache: int,
+        cache_dir: str | PathLike[str] | None,
+    ) -> None:
         self.model = model
         self.session = session
+        self.engine: Engine | None = None
+        """Runs the generations, if several may run or states are kept."""
         try:
             self.tokenizer = Tokenizer(model.keys)
             if self.tokenizer.vocab_size > model.vocab_size:
@@ -131,6 +159,10 @@ class LLM:
                     f"the model only {model.vocab_size}"
                 )
             self.defaults = SamplingParams.from_keys(model.keys)
+            if n_parallel > 1 or prefix_cache:
+                folder = None if cache_dir is None else Path(cache_dir)
+                cache = PrefixCache(session, prefix_cache, folder=folder) if prefix_cache else None
+                self.engine = Engine(session, self.tokenizer, n_parallel=n_parallel, cache=cache)
         except BaseException:
             self.close()
             raise
@@ -160,23 +192,20 @@ class LLM:
             )
         return self._template
 
-    @overload
-    def generate(self, prompts: str, params: SamplingParams | None = None) -> list[Completion]: ...
-
-    @overload
     def generate(
-        self, prompts: Sequence[Prompt], params: SamplingParams | None = None
-    ) -> list[Completion]: ...
-
-    def generate(
-        self, prompts: str | Sequence[Prompt], params: SamplingParams | None = None
+        self,
+        prompts: str | Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        use_cache: bool = True,
     ) -> list[Completion]:
-        """Complete each prompt, one after the other.
+        """Complete each prompt; up to n_parallel of them run at the same time.
 
         Args:
             prompts: text or token ids; a single text counts as a list of one. Control tokens
                 written in a text are recognised.
             params: None = the defaults of the file.
+            use_cache: whether the prefix cache is read and fed.
 
         Returns:
             A Completion per prompt, in order. A prompt's result does not depend on the others.
@@ -185,16 +214,33 @@ class LLM:
             ImpError: an empty prompt, or one that the context cannot hold (names both numbers).
         """
         batch: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
-        ids = [self._ids(p) for p in batch]  # all are checked before the first one runs
-        return [_complete(self._start(i, params)) for i in ids]
+        streams = [Stream(iter(()), self._ids(p), self._seeded(params)) for p in batch]
+        if self.engine is None:
+            for stream in streams:
+                stream.chunks = self._run(stream, use_cache)
+            return [_complete(s) for s in streams]
+        events: list[list[Event]] = [[] for _ in streams]
+        requests = [
+            self._submit(self.engine, s, e.append, use_cache)
+            for s, e in zip(streams, events, strict=True)
+        ]
+        try:
+            self.engine.wait(lambda: all(e and is_last(e[-1]) for e in events))
+        finally:
+            self.engine.abandon(requests)
+        for stream, got in zip(streams, events, strict=True):
+            stream.chunks = _chunks(got)
+        return [_complete(s) for s in streams]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, use_cache: bool = True
+    ) -> Stream:
         """As generate() with one prompt, giving each piece of text as it comes.
 
         Raises:
             ImpError: as generate().
         """
-        return self._start(self._ids(prompt), params)
+        return self._start(self._ids(prompt), params, use_cache)
 
     def chat(
         self,
@@ -202,6 +248,7 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         tools: Sequence[dict[str, Any]] | None = None,
+        use_cache: bool = True,
         **variables: Any,
     ) -> Completion:
         """The assistant's answer to `messages`; see ChatTemplate.render for the rest.
@@ -209,7 +256,9 @@ class LLM:
         Raises:
             ImpError: as generate(), or the template refuses the messages.
         """
-        return _complete(self.stream_chat(messages, params, tools=tools, **variables))
+        return _complete(
+            self.stream_chat(messages, params, tools=tools, use_cache=use_cache, **variables)
+        )
 
     def stream_chat(
         self,
@@ -217,16 +266,29 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         tools: Sequence[dict[str, Any]] | None = None,
+        use_cache: bool = True,
         **variables: Any,
     ) -> Stream:
         """As chat(), giving each piece of text as it comes."""
+        return self._start(self.chat_ids(messages, tools=tools, **variables), params, use_cache)
+
+    def chat_ids(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        **variables: Any,
+    ) -> list[int]:
+        """Token ids of the prompt that chat() gives the model."""
         text = self.chat_template.render(messages, tools=tools, **variables)
         # The template writes BOS itself if the model wants one.
-        ids = self.tokenizer.encode(text, add_special=False, parse_special=True)
-        return self._start(self._checked(ids), params)
+        return self._checked(self.tokenizer.encode(text, add_special=False, parse_special=True))
 
     def close(self) -> None:
         """Free the session and the model."""
+        engine, self.engine = self.engine, None
+        if engine is not None:
+            engine.close()
         self.session.close()
         self.model.close()
 
@@ -255,12 +317,22 @@ class LLM:
             raise ImpError(f"token id {bad} is outside the vocabulary of {self.model.vocab_size}")
         return ids
 
-    def _start(self, ids: list[int], params: SamplingParams | None) -> Stream:
-        stream = Stream(iter(()), ids, (params or self.defaults).with_seed())
-        stream.chunks = self._run(stream)
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt. Raises ImpError as generate()."""
+        return self._ids(prompt)
+
+    def _seeded(self, params: SamplingParams | None) -> SamplingParams:
+        return (params or self.defaults).with_seed()
+
+    def _start(self, ids: list[int], params: SamplingParams | None, use_cache: bool) -> Stream:
+        stream = Stream(iter(()), ids, self._seeded(params))
+        stream.chunks = self._run(stream, use_cache)
         return stream
 
-    def _run(self, stream: Stream) -> Iterator[Chunk]:
+    def _run(self, stream: Stream, use_cache: bool) -> Iterator[Chunk]:
+        if self.engine is not None:
+            yield from self._run_engine(self.engine, stream, use_cache)
+            return
         with self.session.open() as sequence:
             yield from drive(
                 sequence,
@@ -270,6 +342,47 @@ class LLM:
                 self.n_ctx,
                 stream.timings,
             )
+
+    def _run_engine(self, engine: Engine, stream: Stream, use_cache: bool) -> Iterator[Chunk]:
+        events: SimpleQueue[Event] = SimpleQueue()
+        request = self._submit(engine, stream, events.put, use_cache)
+        try:
+            while True:
+                engine.wait(lambda: not events.empty())
+                event = events.get()
+                yield from _chunks([event])
+                if is_last(event):
+                    return
+        finally:
+            engine.abandon([request])
+
+    def _submit(
+        self, engine: Engine, stream: Stream, deliver: Callable[[Event], None], use_cache: bool
+    ) -> Request:
+        request = engine.submit(
+            stream.prompt_token_ids, stream.params, deliver, use_cache=use_cache
+        )
+        stream.timings = request.timings
+        return request
+
+
+def _cache_entries(model: Model, max_bytes: int) -> int:
+    cost = _core.memory_cost(model.arch, model.keys)
+    if max_bytes < cost["row_bytes"] + cost["page_bytes"]:
+        raise ImpError(
+            f"a prefix cache of {max_bytes} bytes; a state with one page takes "
+            f"{cost['row_bytes'] + cost['page_bytes']}"
+        )
+    return min(MAX_CACHE_ENTRIES, max_bytes // cost["row_bytes"])
+
+
+def _chunks(events: Sequence[Event]) -> Iterator[Chunk]:
+    """The chunks among `events`. Raises the error that ends them."""
+    for event in events:
+        if isinstance(event, ImpError):
+            raise event
+        if event is not None:
+            yield event
 
 
 def check_room(tokens: int, n_ctx: int) -> None:
@@ -310,17 +423,22 @@ def drive(
         yield chunk
 
 
-def _complete(stream: Stream) -> Completion:
-    chunks = list(stream)
-    seed = stream.params.seed
-    assert seed is not None
-    wanted = stream.params.logprobs is not None
+def completion(
+    chunks: Sequence[Chunk], prompt: list[int], params: SamplingParams, timings: Timings
+) -> Completion:
+    """What the chunks of a whole generation make; `params` have a seed."""
+    assert params.seed is not None
+    wanted = params.logprobs is not None
     return Completion(
         text="".join(c.text for c in chunks),
         token_ids=[c.token_id for c in chunks],
         finish_reason=(chunks[-1].finish_reason if chunks else None) or "length",
-        prompt_token_ids=stream.prompt_token_ids,
+        prompt_token_ids=prompt,
         logprobs=[c.logprob for c in chunks if c.logprob is not None] if wanted else None,
-        timings=stream.timings,
-        seed=seed,
+        timings=timings,
+        seed=params.seed,
     )
+
+
+def _complete(stream: Stream) -> Completion:
+    return completion(list(stream), stream.prompt_token_ids, stream.params, stream.timings)

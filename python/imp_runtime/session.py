@@ -79,17 +79,22 @@ class Session:
             cache_tokens=cache_tokens or 0,
             rollback_tokens=rollback_tokens,
         )
+        # Any thread may ask for these, even while a step runs.
+        self._n_ctx, self._n_ubatch = self.core.n_ctx, self.core.n_ubatch
+        self._closed = False
         self._taps: dict[str, list[npt.NDArray[Any]]] = {}
 
     @property
     def n_ctx(self) -> int:
-        """Tokens of the longest sequence."""
-        return self.core.n_ctx
+        """Tokens of the longest sequence. Raises ImpError after close()."""
+        self._check_open()
+        return self._n_ctx
 
     @property
     def n_ubatch(self) -> int:
-        """Tokens of one step at most."""
-        return self.core.n_ubatch
+        """Tokens of one step at most. Raises ImpError after close()."""
+        self._check_open()
+        return self._n_ubatch
 
     @property
     def backend(self) -> str:
@@ -119,6 +124,11 @@ class Session:
     def close(self) -> None:
         """Free all memory; its sequences become unusable."""
         self.core.close()
+        self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ImpError("this session is closed")
 
     def __enter__(self) -> Session:
         return self

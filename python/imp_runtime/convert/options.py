@@ -21,7 +21,7 @@ class ConvertOptions:
     """Options of `convert` and `plan`; the defaults lose nothing of an NVFP4 release.
 
     dense: type of every linear map that is not a routed expert.
-    ngram: type of the n-gram table; `auto` keeps FP8 as it is and takes BF16 otherwise.
+    ngram: type of the n-gram table; `auto` keeps it as stored (FP8, F32, F16), else BF16.
     experts: type of routed experts that are not NVFP4 (those always move bit for bit); `keep`
         leaves BF16, F16 and F32 as they are and rounds FP8 to BF16.
     mtp: `auto` leaves an absent or incomplete MTP head out, `require` refuses then, `drop` always

@@ -253,8 +253,11 @@ class _Planner:
             scale = Numbers([found.scale])
             self._emit(_sibling(spec.name, "scale"), (1,), Type.F32, scale, "scale", (), "F32")
             return
-        choice = "bf16" if self.options.ngram == "auto" else self.options.ngram
-        kind = self._storable(TYPES[choice], dims[0], spec.name)
+        if self.options.ngram == "auto":  # as stored, else rounded to BF16
+            wanted = {"F32": Type.F32, "F16": Type.F16}.get(found.scheme, Type.BF16)
+        else:
+            wanted = TYPES[self.options.ngram]
+        kind = self._storable(wanted, dims[0], spec.name)
         self._emit(spec.name, dims, kind, found.view, spec.role, (), found.scheme)
 
     # --- output ----------------------------------------------------------------------------------

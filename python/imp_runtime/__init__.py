@@ -2,12 +2,14 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
+from imp_runtime.async_llm import AsyncLLM
 from imp_runtime.errors import ImpError
 from imp_runtime.generation import Chunk
 from imp_runtime.llm import LLM, Completion
 from imp_runtime.model import Model
 from imp_runtime.sampling import SamplingParams
 from imp_runtime.session import Sequence, Session
+from imp_runtime.snapshot import Snapshot
 from imp_runtime.tokenizer import Tokenizer
 
 try:
@@ -17,6 +19,7 @@ except PackageNotFoundError:  # run from the source tree
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "Chunk",
     "Completion",
     "ImpError",
@@ -24,6 +27,7 @@ __all__ = [
     "SamplingParams",
     "Sequence",
     "Session",
+    "Snapshot",
     "Tokenizer",
     "__version__",
 ]

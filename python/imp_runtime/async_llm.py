@@ -46,6 +46,7 @@ class AsyncLLM:
         *,
         timeout: float | None = None,
         use_cache: bool = True,
+        keep: Sequence[int] = (),
         timings: Timings | None = None,
     ) -> AsyncIterator[Chunk]:
         """Each piece of text as it comes. Leaving the loop early ends the generation.
@@ -55,6 +56,7 @@ class AsyncLLM:
             params: None = the defaults of the file.
             timeout: seconds until it ends with an error.
             use_cache: whether the prefix cache is read and fed.
+            keep: lengths of the prompt whose state is worth keeping.
             timings: filled in while it runs.
 
         Raises:
@@ -73,6 +75,7 @@ class AsyncLLM:
             deliver,
             timeout=timeout,
             use_cache=use_cache,
+            keep=keep,
             timings=timings,
         )
         event: Event = None
@@ -110,7 +113,8 @@ class AsyncLLM:
     ) -> Completion:
         """The assistant's answer; `options` as stream()."""
         ids = await asyncio.to_thread(self.llm.chat_ids, messages)
-        return await self.complete(ids, params, **options)
+        keep = await asyncio.to_thread(self.llm.turn_ends, messages, ids)
+        return await self.complete(ids, params, keep=keep, **options)
 
     async def close(self) -> None:
         """End what still runs with an error, and the thread."""

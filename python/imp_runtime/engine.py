@@ -142,6 +142,11 @@ class Engine:
             self._inbox.notify_all()
 
     @property
+    def cache(self) -> PrefixCache | None:
+        """Kept states, if it has them."""
+        return self._cache
+
+    @property
     def active(self) -> int:
         """Requests that have not ended."""
         with self._inbox:

@@ -9,6 +9,9 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from imp_runtime import _core
 from imp_runtime.chat import ChatTemplate, Message
 from imp_runtime.engine import Engine, Event, Request, is_last
@@ -217,7 +220,7 @@ class LLM:
         streams = [Stream(iter(()), self._ids(p), self._seeded(params)) for p in batch]
         if self.engine is None:
             for stream in streams:
-                stream.chunks = self._run(stream, use_cache)
+                stream.chunks = self._run(stream)
             return [_complete(s) for s in streams]
         events: list[list[Event]] = [[] for _ in streams]
         requests = [
@@ -270,7 +273,9 @@ class LLM:
         **variables: Any,
     ) -> Stream:
         """As chat(), giving each piece of text as it comes."""
-        return self._start(self.chat_ids(messages, tools=tools, **variables), params, use_cache)
+        ids = self.chat_ids(messages, tools=tools, **variables)
+        keep = self.turn_ends(messages, ids, tools=tools, **variables) if use_cache else []
+        return self._start(ids, params, use_cache, keep)
 
     def chat_ids(
         self,
@@ -283,6 +288,47 @@ class LLM:
         text = self.chat_template.render(messages, tools=tools, **variables)
         # The template writes BOS itself if the model wants one.
         return self._checked(self.tokenizer.encode(text, add_special=False, parse_special=True))
+
+    def turn_ends(
+        self,
+        messages: Sequence[Message],
+        ids: Sequence[int],
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        **variables: Any,
+    ) -> list[int]:
+        """Lengths of the prompt `ids` of chat_ids() that other prompts are likely to begin with.
+
+        After the system message and after the last message; none without a prefix cache, or where
+        the template does not write messages one after the other.
+        """
+        if self.engine is None or self.engine.cache is None:
+            return []
+        system = 1 if messages and messages[0]["role"] == "system" else 0
+        ends = []
+        for count in {system, len(messages)} - {0}:
+            try:
+                text = self.chat_template.render(
+                    messages[:count], add_generation_prompt=False, tools=tools, **variables
+                )
+            except ImpError:
+                continue  # a template may refuse a system message alone
+            part = self.tokenizer.encode(text, add_special=False, parse_special=True)
+            if list(ids[: len(part)]) == part:
+                ends.append(len(part))
+        return sorted(ends)
+
+    def score(self, texts: Sequence[Prompt]) -> list[npt.NDArray[np.float64]]:
+        """-log p of each token but the first of each text, in nats: float64 [tokens - 1] each.
+
+        Raises:
+            ImpError: as generate().
+        """
+        out = []
+        for ids in [self._ids(t) for t in texts]:
+            with self.session.open() as sequence:
+                out.append(sequence.score(ids))
+        return out
 
     def close(self) -> None:
         """Free the session and the model."""
@@ -324,15 +370,21 @@ class LLM:
     def _seeded(self, params: SamplingParams | None) -> SamplingParams:
         return (params or self.defaults).with_seed()
 
-    def _start(self, ids: list[int], params: SamplingParams | None, use_cache: bool) -> Stream:
+    def _start(
+        self,
+        ids: list[int],
+        params: SamplingParams | None,
+        use_cache: bool,
+        keep: Sequence[int] = (),
+    ) -> Stream:
         stream = Stream(iter(()), ids, self._seeded(params))
-        stream.chunks = self._run(stream, use_cache)
+        if self.engine is not None:
+            stream.chunks = self._run_engine(self.engine, stream, use_cache, keep)
+        else:
+            stream.chunks = self._run(stream)
         return stream
 
-    def _run(self, stream: Stream, use_cache: bool) -> Iterator[Chunk]:
-        if self.engine is not None:
-            yield from self._run_engine(self.engine, stream, use_cache)
-            return
+    def _run(self, stream: Stream) -> Iterator[Chunk]:
         with self.session.open() as sequence:
             yield from drive(
                 sequence,
@@ -343,9 +395,11 @@ class LLM:
                 stream.timings,
             )
 
-    def _run_engine(self, engine: Engine, stream: Stream, use_cache: bool) -> Iterator[Chunk]:
+    def _run_engine(
+        self, engine: Engine, stream: Stream, use_cache: bool, keep: Sequence[int]
+    ) -> Iterator[Chunk]:
         events: SimpleQueue[Event] = SimpleQueue()
-        request = self._submit(engine, stream, events.put, use_cache)
+        request = self._submit(engine, stream, events.put, use_cache, keep)
         try:
             while True:
                 engine.wait(lambda: not events.empty())
@@ -357,13 +411,15 @@ class LLM:
             engine.abandon([request])
 
     def _submit(
-        self, engine: Engine, stream: Stream, deliver: Callable[[Event], None], use_cache: bool
+        self,
+        engine: Engine,
+        stream: Stream,
+        deliver: Callable[[Event], None],
+        use_cache: bool,
+        keep: Sequence[int] = (),
     ) -> Request:
-        request = engine.submit(
-            stream.prompt_token_ids, stream.params, deliver, use_cache=use_cache
-        )
-        stream.timings = request.timings
-        return request
+        ids, params, timings = stream.prompt_token_ids, stream.params, stream.timings
+        return engine.submit(ids, params, deliver, use_cache=use_cache, keep=keep, timings=timings)
 
 
 def _cache_entries(model: Model, max_bytes: int) -> int:

@@ -347,6 +347,20 @@ def test_steps_without_memory_are_tried_again_with_less(with_cache: bool, model:
         assert nothing_held(session)
 
 
+def test_kept_states_go_before_requests_do(model: Load) -> None:
+    with Session(model("base"), n_ctx=96, max_seqs=8, n_threads=1) as session:
+        cache = PrefixCache(session, 1 << 30)
+        engine = engine_of(session, cache=cache, n=2)
+        requests = [submit(engine, Ask([t] * 10, asks(1, 1)[0].params)) for t in (1, 2)]
+        engine.step()
+        assert len(cache) > 0
+        engine._core = Flaky(session, "out_of_memory", 1)  # type: ignore[assignment]
+        engine.step()
+        assert len(cache) == 0 and [r.preemptions for r in requests] == [0, 0]
+        engine.step()
+        assert [r.preemptions for r in requests] == [0, 1]
+
+
 def error_free(ask: Ask) -> bool:
     return ask.ended and not isinstance(ask.events[-1], ImpError)
 

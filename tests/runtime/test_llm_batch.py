@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from imp_runtime.async_llm import AsyncLLM
@@ -73,6 +74,22 @@ def test_a_stream_left_early(several: LLM, single: LLM) -> None:
     assert other.timings.decode_tokens == 11 and stream.timings.decode_tokens < 11
 
 
+def test_interrupted_between_steps(several: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert several.engine is not None
+    step, calls = several.engine.step, []
+
+    def interrupted() -> bool:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return step()
+
+    monkeypatch.setattr(several.engine, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        several.generate(PROMPTS, PARAMS)
+    assert nothing_held(several.session) and several.engine.active == 0
+
+
 def test_conversation_beside_the_engine(several: LLM, single: LLM) -> None:
     answers = []
     for llm in (several, single):
@@ -102,6 +119,29 @@ def test_prefix_reuse_in_chats(prose_gguf: Path, single: LLM, tmp_path: Path) ->
                 {"role": "user", "content": "Stop."},
             ]
             assert llm.chat(turn, PARAMS).token_ids == single.chat(turn, PARAMS).token_ids
+
+
+def test_system_messages_are_shared(prose_gguf: Path, single: LLM) -> None:
+    """Other conversations that begin alike do not read the system message again."""
+    with LLM(prose_gguf, n_ctx=256, n_threads=1, prefix_cache=64 << 20) as llm:
+        llm.chat(CHAT, PARAMS)
+        ids = llm.chat_ids(CHAT)
+        system, last = llm.turn_ends(CHAT, ids)
+        assert 0 < system < last < len(ids)
+        other = [CHAT[0], {"role": "user", "content": "Drop anchor!"}]
+        done = llm.chat(other, PARAMS)
+        assert done.timings.cached_tokens >= system
+        assert done.token_ids == single.chat(other, PARAMS).token_ids
+    assert single.turn_ends(CHAT, single.chat_ids(CHAT)) == []
+
+
+def test_score(several: LLM, single: LLM) -> None:
+    texts = ["It was a dark night", [5, 6, 7]]
+    for got, text in zip(several.score(texts), texts, strict=True):
+        with single.session.open() as seq:
+            np.testing.assert_array_equal(got, seq.score(single.prompt_ids(text)))
+    with pytest.raises(ImpError, match="no tokens"):
+        several.score(["x", ""])
 
 
 def test_options_are_checked(prose_gguf: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@
 #include "cuda/check.h"
 #include "cuda/common/math.cuh"
 #include "cuda/common/reduce.cuh"
+#include "cuda/launch.h"
 #include "cuda/run.h"
 
 namespace imp::cuda {
@@ -12,7 +13,7 @@ namespace {
 constexpr int tile = 32;                 // keys whose scores are kept at once
 constexpr int keys_of_warp = 4;          // at once
 constexpr int most_dim = 1024;           // of a head
-constexpr int key_parts = 16;            // of a token's keys
+constexpr int key_parts = 64;            // of a token's keys
 constexpr std::int64_t split_rows = 64;  // in larger steps one block takes all parts in turn
 
 struct AttendArgs {
@@ -75,6 +76,7 @@ struct Running {
 // grid (T * kv heads, parts, head groups)
 template <int Heads, int Threads>
 __global__ void __launch_bounds__(Threads) attend_kernel(const AttendArgs a) {
+  begin();
   extern __shared__ float queries[];  // [Heads][dim], then zeros
   __shared__ float p[Heads][tile];
   __shared__ float corrections[Heads], maxima[Heads], totals[Heads];
@@ -187,6 +189,7 @@ __global__ void __launch_bounds__(Threads) attend_kernel(const AttendArgs a) {
 
 // A block per token and query head.
 __global__ void __launch_bounds__(block_threads) merge_kernel(const AttendArgs a) {
+  begin();
   const std::int64_t t = blockIdx.x / a.heads;
   const ChunkView& chunk = a.step.chunk_of(t);
   const Visible visible(a, chunk, t);
@@ -195,6 +198,7 @@ __global__ void __launch_bounds__(block_threads) merge_kernel(const AttendArgs a
   for (int d = threadIdx.x; d < a.dim; d += block_threads) {
     Running running;
     float sum = 0;
+#pragma unroll 8
     for (std::int64_t i = first; i < first + parts; ++i) {
       running.step(a.sums[2 * i], a.sums[2 * i + 1]);
       sum = running.values(sum, a.parts[i * a.dim + d]);
@@ -208,9 +212,9 @@ int blocks_of(std::int64_t rows) { return rows <= split_rows ? key_parts : 1; }
 
 // A thread per dimension of a head.
 template <int Heads, int Threads>
-void launch(const AttendArgs& a, std::int64_t rows, cudaStream_t stream) {
+void launch_attend(const AttendArgs& a, std::int64_t rows, cudaStream_t stream) {
   if constexpr (Threads < most_dim)
-    if (a.dim > Threads) return launch<Heads, most_dim>(a, rows, stream);
+    if (a.dim > Threads) return launch_attend<Heads, most_dim>(a, rows, stream);
   const dim3 grid(static_cast<unsigned>(rows * a.kv_heads), static_cast<unsigned>(a.n_blocks),
                   static_cast<unsigned>(div_up(a.heads / a.kv_heads, Heads)));
   const auto kernel = attend_kernel<Heads, Threads>;
@@ -220,7 +224,7 @@ void launch(const AttendArgs& a, std::int64_t rows, cudaStream_t stream) {
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                static_cast<int>(shared)),
           "cudaFuncSetAttribute");
-  kernel<<<grid, Threads, shared, stream>>>(a);
+  launch(kernel, grid, Threads, shared, stream, a);
 }
 
 }  // namespace
@@ -255,11 +259,10 @@ void run(const Attend& op, const Context& c) {
                      n_blocks,
                      1.0f / sqrtf(static_cast<float>(op.dim))};
   if (op.heads / op.kv_heads <= 8)
-    launch<8, 256>(a, rows, c.stream);
+    launch_attend<8, 256>(a, rows, c.stream);
   else
-    launch<16, 256>(a, rows, c.stream);
-  merge_kernel<<<static_cast<unsigned>(rows * op.heads), block_threads, 0, c.stream>>>(a);
-  check_launch("Attend");
+    launch_attend<16, 256>(a, rows, c.stream);
+  launch(merge_kernel, static_cast<unsigned>(rows * op.heads), block_threads, 0, c.stream, a);
 }
 
 }  // namespace imp::cuda

@@ -8,6 +8,8 @@
 
 #include "cpp/core/error.h"
 #include "cpp/runtime/backend.h"
+#include "cuda/check.h"
+#include "cuda/launch.h"
 
 namespace imp::cuda {
 namespace {
@@ -69,6 +71,17 @@ Devices find_devices() {
 std::string describe(const Device& d, const Devices& all) {
   return str(d.name, ", sm_", d.major, d.minor, ", ", gib(d.free_bytes), " of ", gib(d.total_bytes),
              " free, driver CUDA ", version(all.driver), ", runtime ", version(all.runtime));
+}
+
+bool overlaps_launches() {
+  static const bool known = [] {
+    int device = 0, major = 0;
+    check(cudaGetDevice(&device), "cudaGetDevice");
+    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+          "cudaDeviceGetAttribute");
+    return major >= 9;
+  }();
+  return known;
 }
 
 }  // namespace imp::cuda

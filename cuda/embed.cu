@@ -1,6 +1,7 @@
 // Row look-ups: token embeddings on the device, n-gram rows as the step brought them.
 #include "cuda/check.h"
 #include "cuda/common/matvec.cuh"
+#include "cuda/launch.h"
 #include "cuda/run.h"
 
 namespace imp::cuda {
@@ -62,12 +63,14 @@ __device__ float stored_element(DType type, const std::byte* row, std::int64_t i
 
 __global__ void table_rows_kernel(DType type, const std::byte* rows, std::int64_t row_bytes,
                                   std::int64_t dim, float scale, float* y, std::int64_t n) {
+  begin();
   const std::int64_t i = global_thread();
   if (i < n) y[i] = scale * stored_element(type, rows + i / dim * row_bytes, i % dim);
 }
 
 __global__ void __launch_bounds__(block_threads)
     gather_kernel(const float* x, const std::int32_t* outputs, std::int64_t cols, float* y) {
+  begin();
   const float* from = x + outputs[blockIdx.x] * cols;
   for (std::int64_t i = threadIdx.x; i < cols; i += block_threads)
     y[blockIdx.x * cols + i] = from[i];
@@ -81,6 +84,7 @@ void run(const Feed& op, const Context& c) {
   check(cudaMemcpyAsync(c.f32(op.y), op.values, bytes, cudaMemcpyHostToDevice, c.stream), "Feed");
 }
 
+// The first of a step: launched plainly, so that the step before has ended.
 void run(const EmbedStreams& op, const Context& c) {
   const Matrix& table = c.matrix(op.table);
   const auto rows = static_cast<unsigned>(c.rows(op.y));
@@ -102,18 +106,16 @@ void run(const NgramRows& op, const Context& c) {
   const std::int64_t n = c.rows(op.y) * c.cols(op.y);
   if (n == 0) return;
   const Weight& table = *op.table;
-  table_rows_kernel<<<blocks_for(n), block_threads, 0, c.stream>>>(
-      table.dtype, c.table_rows[op.index], static_cast<std::int64_t>(table.row_bytes), table.cols,
-      table.scale, c.f32(op.y), n);
-  check_launch("NgramRows");
+  launch(table_rows_kernel, blocks_for(n), block_threads, 0, c.stream, table.dtype,
+         c.table_rows[op.index], static_cast<std::int64_t>(table.row_bytes), table.cols,
+         table.scale, c.f32(op.y), n);
 }
 
 void run(const GatherOutputs& op, const Context& c) {
   const auto rows = static_cast<unsigned>(c.rows(op.y));
   if (rows == 0) return;
-  gather_kernel<<<rows, block_threads, 0, c.stream>>>(c.f32(op.x), c.step.outputs, c.cols(op.x),
-                                                      c.f32(op.y));
-  check_launch("GatherOutputs");
+  launch(gather_kernel, rows, block_threads, 0, c.stream, c.f32(op.x), c.step.outputs, c.cols(op.x),
+         c.f32(op.y));
 }
 
 }  // namespace imp::cuda

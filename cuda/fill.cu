@@ -1,9 +1,11 @@
-// Constant values, for poisoning and clearing sequence memory.
+// Constant values, for poisoning and clearing sequence memory, and synthetic weights.
 #include <algorithm>
 
+#include "cpp/model/synthetic_words.h"
 #include "cuda/check.h"
 #include "cuda/common/math.cuh"
 #include "cuda/run.h"
+#include "cuda/weights.h"
 
 namespace imp::cuda {
 namespace {
@@ -13,7 +15,23 @@ __global__ void fill_kernel(float* p, std::int64_t n, float value) {
   for (std::int64_t i = global_thread(); i < n; i += step) p[i] = value;
 }
 
+__global__ void synthetic_kernel(DType type, std::uint64_t seed, float amplitude,
+                                 std::uint64_t first, std::uint64_t n, std::uint32_t* to) {
+  const std::uint64_t step = static_cast<std::uint64_t>(gridDim.x) * blockDim.x;
+  for (auto i = static_cast<std::uint64_t>(global_thread()); i < n; i += step)
+    to[i] = synthetic_word(type, seed, amplitude, first + i);
+}
+
 }  // namespace
+
+void fill_synthetic(const Weight& shape, std::size_t first, std::size_t words, std::byte* to,
+                    cudaStream_t stream) {
+  constexpr unsigned blocks = 2048;
+  synthetic_kernel<<<blocks, block_threads, 0, stream>>>(
+      shape.dtype, shape.seed, synthetic_amplitude(shape.cols), first, words,
+      reinterpret_cast<std::uint32_t*>(to));
+  check_launch("fill_synthetic");
+}
 
 void fill_floats(float* p, std::int64_t n, float value, cudaStream_t stream) {
   constexpr std::int64_t most_blocks = 4096;

@@ -5,6 +5,7 @@
 #include "cuda/common/math.cuh"
 #include "cuda/common/reduce.cuh"
 #include "cuda/common/rope.cuh"
+#include "cuda/launch.h"
 #include "cuda/run.h"
 
 namespace imp::cuda {
@@ -23,6 +24,7 @@ struct KeysArgs {
 
 // A block per token; those that finish a block of tokens compute its key.
 __global__ void __launch_bounds__(block_threads) index_keys_kernel(const KeysArgs a) {
+  begin();
   const std::int64_t t = blockIdx.x;
   const ChunkView& chunk = a.step.chunk_of(t);
   const std::int64_t position = chunk.position + t - chunk.row;
@@ -64,6 +66,7 @@ __global__ void __launch_bounds__(block_threads) index_keys_kernel(const KeysArg
 // Afterwards: the last `ratio` rows of each chunk go to their places in the tail. A block per
 // token.
 __global__ void __launch_bounds__(block_threads) index_tail_kernel(const KeysArgs a) {
+  begin();
   const std::int64_t t = blockIdx.x;
   const ChunkView& chunk = a.step.chunk_of(t);
   if (t + a.ratio < chunk.row + chunk.rows) return;
@@ -88,6 +91,7 @@ struct SelectArgs {
 
 // Warps take blocks of a token in turn. grid (blocks of the grid, rows)
 __global__ void __launch_bounds__(block_threads) score_kernel(const SelectArgs a) {
+  begin();
   const std::int64_t t = a.first_row + blockIdx.y;
   const ChunkView& chunk = a.step.chunk_of(t);
   const std::int64_t blocks = a.complete_blocks(chunk, t);
@@ -129,6 +133,7 @@ __device__ int rank_of(bool flag, int* total) {
 // sort like they do), then emits in index order everything above it and the first of its equals.
 // The histograms are integer counts: the order of their additions does not show. A block per token.
 __global__ void __launch_bounds__(select_threads) select_kernel(const SelectArgs a) {
+  begin();
   const std::int64_t t = a.first_row + blockIdx.x;
   const ChunkView& chunk = a.step.chunk_of(t);
   const std::int64_t blocks = a.complete_blocks(chunk, t);
@@ -209,9 +214,8 @@ void run(const IndexKeys& op, const Context& c) {
                    static_cast<int>(op.rotary_dim),
                    op.theta,
                    op.eps};
-  index_keys_kernel<<<rows, block_threads, 0, c.stream>>>(a);
-  index_tail_kernel<<<rows, block_threads, 0, c.stream>>>(a);
-  check_launch("IndexKeys");
+  launch(index_keys_kernel, rows, block_threads, 0, c.stream, a);
+  launch(index_tail_kernel, rows, block_threads, 0, c.stream, a);
 }
 
 std::size_t scratch_bytes(const IndexSelect& op, std::int64_t rows, std::int64_t context) {
@@ -238,10 +242,9 @@ void run(const IndexSelect& op, const Context& c) {
                static_cast<int>(op.blocks)};
   for (; a.first_row < rows; a.first_row += step) {
     const auto n = static_cast<unsigned>(std::min(step, rows - a.first_row));
-    score_kernel<<<dim3(grid, n), block_threads, 0, c.stream>>>(a);
-    select_kernel<<<n, select_threads, 0, c.stream>>>(a);
+    launch(score_kernel, dim3(grid, n), block_threads, 0, c.stream, a);
+    launch(select_kernel, n, select_threads, 0, c.stream, a);
   }
-  check_launch("IndexSelect");
 }
 
 }  // namespace imp::cuda

@@ -3,6 +3,7 @@
 #include "cuda/common/history.cuh"
 #include "cuda/common/math.cuh"
 #include "cuda/common/reduce.cuh"
+#include "cuda/launch.h"
 #include "cuda/run.h"
 
 namespace imp::cuda {
@@ -19,6 +20,7 @@ struct GateArgs {
 
 // One block per stream of a token.
 __global__ void __launch_bounds__(block_threads) ngram_gate_kernel(const GateArgs a) {
+  begin();
   const std::int64_t at = blockIdx.x * static_cast<std::int64_t>(a.n);
   const std::int64_t gains = blockIdx.x % a.streams * a.n;
   const float* v = a.v + blockIdx.x / a.streams * a.n;
@@ -56,6 +58,7 @@ struct DilatedArgs {
 
 // A thread per channel of a chunk. grid (chunks, channels)
 __global__ void ngram_conv_kernel(const DilatedArgs a) {
+  begin();
   const std::int64_t channel = blockIdx.y * static_cast<std::int64_t>(block_threads) + threadIdx.x;
   if (channel >= a.channels || blockIdx.x >= *a.step.n_chunks) return;
   const ChunkView& chunk = a.step.chunks[blockIdx.x];
@@ -78,20 +81,19 @@ __global__ void ngram_conv_kernel(const DilatedArgs a) {
 void run(const NgramGate& op, const Context& c) {
   const std::int64_t parts = c.rows(op.r) * op.streams;
   if (parts == 0) return;
-  ngram_gate_kernel<<<static_cast<unsigned>(parts), block_threads, 0, c.stream>>>(
-      {c.f32(op.r), c.f32(op.key), c.f32(op.v), c.vector(op.w_key), c.vector(op.w_query),
-       c.vector(op.w_conv), c.f32(op.value), c.f32(op.n), op.streams,
-       static_cast<int>(c.cols(op.v)), op.eps});
-  check_launch("NgramGate");
+  launch(ngram_gate_kernel, static_cast<unsigned>(parts), block_threads, 0, c.stream,
+         GateArgs{c.f32(op.r), c.f32(op.key), c.f32(op.v), c.vector(op.w_key), c.vector(op.w_query),
+                  c.vector(op.w_conv), c.f32(op.value), c.f32(op.n), op.streams,
+                  static_cast<int>(c.cols(op.v)), op.eps});
 }
 
 void run(const NgramConv& op, const Context& c) {
   if (c.most_chunks == 0) return;
   const dim3 grid(static_cast<unsigned>(c.most_chunks), blocks_for(c.cols(op.n)));
-  ngram_conv_kernel<<<grid, block_threads, 0, c.stream>>>(
-      {c.step, c.f32(op.r), c.f32(op.value), c.f32(op.n), c.vector(op.w), c.cols(op.n), op.state,
-       static_cast<int>(op.kernel), static_cast<int>(op.dilation)});
-  check_launch("NgramConv");
+  launch(
+      ngram_conv_kernel, grid, block_threads, 0, c.stream,
+      DilatedArgs{c.step, c.f32(op.r), c.f32(op.value), c.f32(op.n), c.vector(op.w), c.cols(op.n),
+                  op.state, static_cast<int>(op.kernel), static_cast<int>(op.dilation)});
 }
 
 }  // namespace imp::cuda

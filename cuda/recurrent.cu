@@ -4,6 +4,7 @@
 #include "cuda/common/history.cuh"
 #include "cuda/common/math.cuh"
 #include "cuda/common/reduce.cuh"
+#include "cuda/launch.h"
 #include "cuda/run.h"
 
 namespace imp::cuda {
@@ -20,6 +21,7 @@ struct ConvArgs {
 
 // A thread per channel of a chunk. grid (chunks, channels)
 __global__ void conv_silu_kernel(const ConvArgs a) {
+  begin();
   const std::int64_t channel = blockIdx.y * static_cast<std::int64_t>(block_threads) + threadIdx.x;
   if (channel >= a.channels || blockIdx.x >= *a.step.n_chunks) return;
   const ChunkView& chunk = a.step.chunks[blockIdx.x];
@@ -47,21 +49,32 @@ struct DeltaArgs {
 
 __device__ float softplus(float x) { return x > 20 ? x : log1pf(expf(x)); }
 
+__device__ __forceinline__ float decay_of(const DeltaArgs& a, std::int64_t at, int head) {
+  return expf(a.a[head] * softplus(a.alpha[at] + a.dt[head]));
+}
+
+// to[0..padded) = x * scale / |x|, by a warp.
+__device__ __forceinline__ void normed_head(const float* x, int dim, float scale, float* to,
+                                            int padded) {
+  float squares = 0;
+  for (int i = lane_id(); i < dim; i += 32) squares = fmaf(x[i], x[i], squares);
+  const float r = scale / sqrtf(warp_sum(squares) + l2_norm_eps);
+  for (int i = lane_id(); i < padded; i += 32) to[i] = i < dim ? x[i] * r : 0.0f;
+}
+
 // A warp per query or key head of a token, then the gates. One block per token.
 __global__ void __launch_bounds__(block_threads) delta_prepare_kernel(const DeltaArgs a) {
+  begin();
   float* row = a.qkv + blockIdx.x * a.width;
   const float q_scale = 1 / sqrtf(static_cast<float>(a.key_dim));
   for (int h = warp_id(); h < 2 * a.key_heads; h += block_threads / 32) {
     float* x = row + h * a.key_dim;
-    float squares = 0;
-    for (int i = lane_id(); i < a.key_dim; i += 32) squares = fmaf(x[i], x[i], squares);
-    const float r = (h < a.key_heads ? q_scale : 1.0f) / sqrtf(warp_sum(squares) + l2_norm_eps);
-    for (int i = lane_id(); i < a.key_dim; i += 32) x[i] *= r;
+    normed_head(x, a.key_dim, h < a.key_heads ? q_scale : 1.0f, x, a.key_dim);
   }
   float* gates = a.gates + blockIdx.x * 2ll * a.value_heads;
   const std::int64_t at = blockIdx.x * static_cast<std::int64_t>(a.value_heads);
   for (int u = threadIdx.x; u < a.value_heads; u += block_threads) {
-    gates[u] = expf(a.a[u] * softplus(a.alpha[at + u] + a.dt[u]));
+    gates[u] = decay_of(a, at + u, u);
     gates[a.value_heads + u] = sigmoid(a.b[at + u]);
   }
 }
@@ -72,10 +85,11 @@ constexpr int block_columns = delta_threads / 32 * warp_columns;
 constexpr int most_key_quads = 16;  // of a slice; 16 * 4 * 4 = 256 key dimensions in registers
 
 // The state stays in registers while a chunk's tokens pass. Lane l holds column l % 8 and keys
-// 16 m + 4 (l / 8) + 0..3. grid (chunks, value heads, columns)
-template <int Quads>
+// 16 m + 4 (l / 8) + 0..3. Prepare: does what delta_prepare_kernel does, for its own heads.
+// grid (chunks, value heads, columns)
+template <int Quads, bool Prepare>
 __global__ void __launch_bounds__(delta_threads) delta_kernel(const DeltaArgs a) {
-  if (blockIdx.x >= *a.step.n_chunks) return;
+  if (blockIdx.x >= *a.step.n_chunks) return begin();
   const ChunkView& chunk = a.step.chunks[blockIdx.x];
   const int u = blockIdx.y, h = u % a.key_heads;
   const int slice = lane_id() / warp_columns;
@@ -92,6 +106,7 @@ __global__ void __launch_bounds__(delta_threads) delta_kernel(const DeltaArgs a)
     s[i] = inside && key_of(i) < a.key_dim
                ? state[static_cast<std::int64_t>(key_of(i)) * a.value_dim]
                : 0.0f;
+  begin();  // the state is this op's alone
   __shared__ float keys[2][16 * Quads], queries[2][16 * Quads];
   const float* q = a.qkv + chunk.row * a.width + h * a.key_dim;
   const float* k = q + a.key_heads * a.key_dim;
@@ -100,12 +115,24 @@ __global__ void __launch_bounds__(delta_threads) delta_kernel(const DeltaArgs a)
   float* o = a.o + (chunk.row * static_cast<std::int64_t>(a.value_heads) + u) * a.value_dim;
   for (int t = 0; t < chunk.rows; ++t) {
     float *kt = keys[t & 1], *qt = queries[t & 1];
-    for (int i = threadIdx.x; i < 16 * Quads; i += delta_threads) {
-      kt[i] = i < a.key_dim ? k[i] : 0.0f;
-      qt[i] = i < a.key_dim ? q[i] : 0.0f;
+    float decay, beta;
+    if constexpr (Prepare) {
+      const std::int64_t at = (chunk.row + t) * static_cast<std::int64_t>(a.value_heads) + u;
+      if (warp_id() == 0)
+        normed_head(k, a.key_dim, 1.0f, kt, 16 * Quads);
+      else if (warp_id() == 1)
+        normed_head(q, a.key_dim, 1 / sqrtf(static_cast<float>(a.key_dim)), qt, 16 * Quads);
+      decay = decay_of(a, at, u);
+      beta = sigmoid(a.b[at]);
+    } else {
+      for (int i = threadIdx.x; i < 16 * Quads; i += delta_threads) {
+        kt[i] = i < a.key_dim ? k[i] : 0.0f;
+        qt[i] = i < a.key_dim ? q[i] : 0.0f;
+      }
+      decay = gates[0];
+      beta = gates[a.value_heads];
     }
     const float value = inside ? v[column] : 0.0f;
-    const float decay = gates[0], beta = gates[a.value_heads];
     __syncthreads();
     float predicted = 0;
 #pragma unroll
@@ -134,6 +161,7 @@ __global__ void __launch_bounds__(delta_threads) delta_kernel(const DeltaArgs a)
 
 // Any key dimension, with the state in memory. A thread per column. grid as above
 __global__ void __launch_bounds__(delta_threads) delta_wide_kernel(const DeltaArgs a) {
+  begin();
   const int column = blockIdx.z * delta_threads + threadIdx.x, u = blockIdx.y;
   if (blockIdx.x >= *a.step.n_chunks || column >= a.value_dim) return;
   const ChunkView& chunk = a.step.chunks[blockIdx.x];
@@ -158,16 +186,23 @@ __global__ void __launch_bounds__(delta_threads) delta_wide_kernel(const DeltaAr
   }
 }
 
+// Longer steps prepare in a kernel of its own, which does not repeat the work in every block.
+constexpr std::int64_t prepare_rows = 64;
+
 template <int Quads>
-void launch_delta(const DeltaArgs& a, std::int64_t chunks, cudaStream_t stream) {
+void launch_delta(const DeltaArgs& a, std::int64_t rows, std::int64_t chunks, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(chunks), static_cast<unsigned>(a.value_heads),
                   static_cast<unsigned>(div_up(a.value_dim, block_columns)));
   if (16 * Quads < a.key_dim) {
-    if constexpr (Quads < most_key_quads) return launch_delta<2 * Quads>(a, chunks, stream);
+    if constexpr (Quads < most_key_quads) return launch_delta<2 * Quads>(a, rows, chunks, stream);
     const dim3 wide(grid.x, grid.y, static_cast<unsigned>(div_up(a.value_dim, delta_threads)));
-    delta_wide_kernel<<<wide, delta_threads, 0, stream>>>(a);
+    launch(delta_prepare_kernel, static_cast<unsigned>(rows), block_threads, 0, stream, a);
+    launch(delta_wide_kernel, wide, delta_threads, 0, stream, a);
+  } else if (rows > prepare_rows) {
+    launch(delta_prepare_kernel, static_cast<unsigned>(rows), block_threads, 0, stream, a);
+    launch(delta_kernel<Quads, false>, grid, delta_threads, 0, stream, a);
   } else {
-    delta_kernel<Quads><<<grid, delta_threads, 0, stream>>>(a);
+    launch(delta_kernel<Quads, true>, grid, delta_threads, 0, stream, a);
   }
 }
 
@@ -175,6 +210,7 @@ void launch_delta(const DeltaArgs& a, std::int64_t chunks, cudaStream_t stream) 
 __global__ void __launch_bounds__(block_threads)
     gated_norm_kernel(const float* o, const float* z, const float* w, float* y, int dim, float eps,
                       Act act, std::int64_t heads) {
+  begin();
   const std::int64_t head = blockIdx.x * static_cast<std::int64_t>(block_threads / 32) + warp_id();
   if (head >= heads) return;
   const std::int64_t at = head * dim;
@@ -192,10 +228,9 @@ __global__ void __launch_bounds__(block_threads)
 void run(const ConvSilu& op, const Context& c) {
   if (c.most_chunks == 0) return;
   const dim3 grid(static_cast<unsigned>(c.most_chunks), blocks_for(c.cols(op.x)));
-  conv_silu_kernel<<<grid, block_threads, 0, c.stream>>>({c.step, c.f32(op.x), c.vector(op.w),
-                                                          c.f32(op.y), c.cols(op.x), op.state,
-                                                          static_cast<int>(op.kernel)});
-  check_launch("ConvSilu");
+  launch(conv_silu_kernel, grid, block_threads, 0, c.stream,
+         ConvArgs{c.step, c.f32(op.x), c.vector(op.w), c.f32(op.y), c.cols(op.x), op.state,
+                  static_cast<int>(op.kernel)});
 }
 
 void run(const DeltaRule& op, const Context& c) {
@@ -215,18 +250,15 @@ void run(const DeltaRule& op, const Context& c) {
                     static_cast<int>(op.value_heads),
                     static_cast<int>(op.key_dim),
                     static_cast<int>(op.value_dim)};
-  delta_prepare_kernel<<<static_cast<unsigned>(rows), block_threads, 0, c.stream>>>(a);
-  launch_delta<1>(a, c.most_chunks, c.stream);
-  check_launch("DeltaRule");
+  launch_delta<1>(a, rows, c.most_chunks, c.stream);
 }
 
 void run(const GatedNorm& op, const Context& c) {
   const std::int64_t heads = c.rows(op.o) * c.cols(op.o) / op.dim;
   if (heads == 0) return;
-  gated_norm_kernel<<<static_cast<unsigned>(div_up(heads, block_threads / 32)), block_threads, 0,
-                      c.stream>>>(c.f32(op.o), c.f32(op.z), c.vector(op.w), c.f32(op.y),
-                                  static_cast<int>(op.dim), op.eps, op.act, heads);
-  check_launch("GatedNorm");
+  launch(gated_norm_kernel, static_cast<unsigned>(div_up(heads, block_threads / 32)), block_threads,
+         0, c.stream, c.f32(op.o), c.f32(op.z), c.vector(op.w), c.f32(op.y),
+         static_cast<int>(op.dim), op.eps, op.act, heads);
 }
 
 }  // namespace imp::cuda

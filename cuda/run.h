@@ -31,6 +31,13 @@ void run(const ExpertFfn&, const Context&);
 void run(const Combine&, const Context&);
 void run(const NgramGate&, const Context&);
 void run(const NgramConv&, const Context&);
+void run(const Linears&, const Context&);
+void run(const LinearMix&, const Context&);
+void run(const InjectNorm&, const Context&);
+void run(const MoeFfn&, const Context&);
+
+// How many warps share a group of a weight's rows.
+int warps_per_row(const Matrix&);
 
 // p[0..n) = value
 void fill_floats(float* p, std::int64_t n, float value, cudaStream_t);

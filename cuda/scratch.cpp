@@ -14,6 +14,7 @@ struct Needs {
   }
   std::size_t operator()(const Attend& o) const { return scratch_bytes(o, g.info(o.q).rows); }
   std::size_t operator()(const ExpertFfn& o) const { return scratch_bytes(o, g.info(o.y).rows); }
+  std::size_t operator()(const MoeFfn& o) const { return (*this)(o.experts()); }
   template <class Other>
   std::size_t operator()(const Other&) const {
     return 0;

@@ -60,10 +60,13 @@ Matrix WeightStore::upload(const Weight& w, std::size_t parts, std::size_t strid
   const BlockShape shape = block_shape(w.dtype);
   if (shape.block_bytes == 0) {
     std::byte* data = take(parts * part_bytes, "a weight");
-    for (std::size_t p = 0; p < parts; ++p)
-      check(cudaMemcpyAsync(data + p * part_bytes, w.data + p * stride, part_bytes,
-                            cudaMemcpyHostToDevice, stream_),
-            "cudaMemcpyAsync");
+    if (w.seed != 0)
+      fill_synthetic(w, 0, parts * part_bytes / 4, data, stream_);
+    else
+      for (std::size_t p = 0; p < parts; ++p)
+        check(cudaMemcpyAsync(data + p * part_bytes, w.data + p * stride, part_bytes,
+                              cudaMemcpyHostToDevice, stream_),
+              "cudaMemcpyAsync");
     m.data = data;
     m.row_bytes = static_cast<std::int64_t>(w.row_bytes);
   } else {
@@ -74,13 +77,18 @@ Matrix WeightStore::upload(const Weight& w, std::size_t parts, std::size_t strid
     std::byte* scales = take(blocks * shape.scale_bytes, "a weight's scales");
     const std::size_t slice = staging_bytes / shape.block_bytes * shape.block_bytes;
     const DeviceMemory staging = device_memory(std::min(slice, part_bytes), "weight staging");
+    if (w.seed != 0 && (parts > 1 || w.dtype != DType::nvfp4))
+      fail(ErrorCode::internal, "synthetic blocks that are not whole words");
     std::size_t done = 0;
     for (std::size_t p = 0; p < parts; ++p)
       for (std::size_t at = 0; at < part_bytes; at += slice) {
         const std::size_t bytes = std::min(slice, part_bytes - at), n = bytes / shape.block_bytes;
-        check(cudaMemcpyAsync(staging.data(), w.data + p * stride + at, bytes,
-                              cudaMemcpyHostToDevice, stream_),
-              "cudaMemcpyAsync");
+        if (w.seed != 0)
+          fill_synthetic(w, at / 4, bytes / 4, staging.data(), stream_);
+        else
+          check(cudaMemcpyAsync(staging.data(), w.data + p * stride + at, bytes,
+                                cudaMemcpyHostToDevice, stream_),
+                "cudaMemcpyAsync");
         split_blocks(w.dtype, staging.data(), n, codes + done * code_bytes,
                      scales + done * shape.scale_bytes, stream_);
         done += n;
@@ -156,6 +164,12 @@ struct Names {
   void operator()(const ExpertFfn& o) const { f(o.gate), f(o.up), f(o.down); }
   void operator()(const NgramGate& o) const { f(o.w_key), f(o.w_query), f(o.w_conv); }
   void operator()(const NgramConv& o) const { f(o.w); }
+  void operator()(const Linears& o) const {
+    for (const Linears::Part& p : o.parts) f(p.w);
+  }
+  void operator()(const LinearMix& o) const { f(o.w); }
+  void operator()(const InjectNorm& o) const { f(o.w); }
+  void operator()(const MoeFfn& o) const { f(o.gate), f(o.up), f(o.down), f(o.shared_down); }
   // Without weights, or with a table that stays where it is.
   void operator()(const Feed&) const {}
   void operator()(const NgramRows&) const {}

@@ -46,6 +46,9 @@ struct BlockShape {
   std::size_t block_bytes = 0, scale_bytes = 0;  // of one block; scales come first
 };
 BlockShape block_shape(DType);  // zeros for formats without blocks
+// Words [first, first + words) of a tensor that exists by its seed alone; defined in fill.cu.
+void fill_synthetic(const Weight& shape, std::size_t first, std::size_t words, std::byte* to,
+                    cudaStream_t);
 void split_blocks(DType, const std::byte* blocks, std::size_t n, std::byte* codes,
                   std::byte* scales, cudaStream_t);
 

@@ -43,6 +43,10 @@ void run(const Linear& op, const Context& c) {
   });
 }
 
+void run(const Linears& op, const Context& c) {
+  for (const Linears::Part& p : op.parts) run(Linear{op.x, p.w, p.y, p.alpha, p.act}, c);
+}
+
 void run(const SwiGlu& op, const Context& c) {
   c.over_rows(c.rows(op.y), c.cols(op.y), [&](std::int64_t t0, std::int64_t t1, int) {
     c.k.silu_mul(c.row(op.gate, t0), c.row(op.up, t0), c.row(op.y, t0), (t1 - t0) * c.cols(op.y));

@@ -129,4 +129,11 @@ void run(const Combine& op, const Context& c) {
   });
 }
 
+void run(const MoeFfn& op, const Context& c) {
+  run(op.experts(), c);
+  run(op.swiglu(), c);
+  run(op.down_linear(), c);
+  run(op.combine(), c);
+}
+
 }  // namespace imp::cpu

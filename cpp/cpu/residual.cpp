@@ -28,4 +28,14 @@ void run(const ResidualInject& op, const Context& c) {
   });
 }
 
+void run(const LinearMix& op, const Context& c) {
+  run(Linear{op.low, op.w, op.gate, 1, Act::none}, c);
+  run(ResidualMix{op.n, op.gate, op.streams, op.x}, c);
+}
+
+void run(const InjectNorm& op, const Context& c) {
+  run(ResidualInject{op.r, op.y, op.s, op.out}, c);
+  run(GroupNorm{op.r, op.w, c.cols(op.s), op.eps, op.n}, c);
+}
+
 }  // namespace imp::cpu

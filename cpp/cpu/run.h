@@ -29,6 +29,10 @@ void run(const ExpertFfn&, const Context&);
 void run(const Combine&, const Context&);
 void run(const NgramGate&, const Context&);
 void run(const NgramConv&, const Context&);
+void run(const Linears&, const Context&);
+void run(const LinearMix&, const Context&);
+void run(const InjectNorm&, const Context&);
+void run(const MoeFfn&, const Context&);
 
 // fp32 words of workspace that one thread needs to run a node; `context` is the longest sequence in
 // tokens.

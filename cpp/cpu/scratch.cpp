@@ -13,6 +13,13 @@ struct Needs {
   std::size_t operator()(const ExpertFfn& o) const {
     return gemm_scratch_floats(std::max(o.gate->expert.cols, o.down->expert.cols));
   }
+  std::size_t operator()(const Linears& o) const {
+    return o.parts.empty() ? 0 : gemm_scratch_floats(o.parts.front().w->cols);
+  }
+  std::size_t operator()(const LinearMix& o) const { return gemm_scratch_floats(o.w->cols); }
+  std::size_t operator()(const MoeFfn& o) const {
+    return std::max({(*this)(o.experts()), (*this)(o.down_linear()), (*this)(o.combine())});
+  }
   std::size_t operator()(const Route& o) const { return of(g.info(o.logits).cols); }
   std::size_t operator()(const Combine& o) const {
     return of(2 * g.info(o.weights).cols);

@@ -68,7 +68,8 @@ std::string_view op_name(const Op& op) {
       "Feed",      "EmbedStreams", "NgramRows",      "GatherOutputs", "Linear",      "SwiGlu",
       "GroupNorm", "ResidualMix",  "ResidualInject", "ConvSilu",      "DeltaRule",   "GatedNorm",
       "RopeTable", "HeadNormRope", "KvStore",        "IndexKeys",     "IndexSelect", "Attend",
-      "Route",     "ExpertFfn",    "Combine",        "NgramGate",     "NgramConv"};
+      "Route",     "ExpertFfn",    "Combine",        "NgramGate",     "NgramConv",   "Linears",
+      "LinearMix", "InjectNorm",   "MoeFfn"};
   static_assert(std::size(names) == std::variant_size_v<Op>);
   return names[op.index()];
 }

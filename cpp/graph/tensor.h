@@ -23,6 +23,7 @@ struct Weight {
   std::size_t row_bytes = 0;
   const std::byte* data = nullptr;
   float scale = 1;
+  std::uint64_t seed = 0;  // not 0: `data` is only a name, contents are synthetic_word's
 };
 
 // One matrix per expert: expert e starts at data + e * expert_bytes and has its own scale.

@@ -12,39 +12,57 @@ Tensor Builder::linear(Tensor x, const std::string& name, float alpha, Act act) 
   return y;
 }
 
+std::vector<Tensor> Builder::linears(Tensor x, const std::vector<Map>& maps) {
+  Linears op{x, {}};
+  std::vector<Tensor> results;
+  for (const Map& m : maps) {
+    const Weight& w = weight(m.name);
+    results.push_back(g.tensor(g.info(x).rows, w.rows));
+    op.parts.push_back({&w, results.back(), m.alpha, m.act});
+  }
+  g.add(std::move(op));
+  return results;
+}
+
 Tensor Builder::group_norm(Tensor x, const std::string& name, std::int64_t groups) {
   const Tensor y = g.tensor(g.info(x).rows, g.info(x).cols);
   g.add(GroupNorm{x, vector(name), groups, h.norm_eps, y});
   return y;
 }
 
-Mixed Builder::residual_read(Tensor r, const std::string& prefix, bool inject) {
+Mixed Builder::residual_read(Streams r, const std::string& prefix, bool inject) {
   const std::int64_t streams = h.residual.streams;
   const float mean = 1.0f / static_cast<float>(streams);
-  const Tensor n = group_norm(r, prefix + "norm", streams);
-  const Tensor low = linear(n, prefix + "down", mean, Act::silu);
-  const Tensor gate = linear(low, prefix + "up");
+  const Tensor n = r.n ? r.n : group_norm(r.r, prefix + "norm", streams);
+  std::vector<Map> maps = {{prefix + "down", mean, Act::silu}};
+  if (inject) maps.push_back({prefix + "inject", mean, Act::sigmoid});
+  const std::vector<Tensor> read = linears(n, maps);
   Mixed m;
-  m.x = g.tensor(g.info(r).rows, h.hidden);
-  g.add(ResidualMix{n, gate, streams, m.x});
-  if (inject) m.inject = linear(n, prefix + "inject", mean, Act::sigmoid);
+  if (inject) m.inject = read[1];
+  m.x = g.tensor(g.info(n).rows, h.hidden);
+  g.add(LinearMix{read[0], n, &weight(prefix + "up"), streams,
+                  g.tensor(g.info(n).rows, g.info(n).cols), m.x});
   return m;
 }
 
-Tensor Builder::residual_write(Tensor r, Tensor y, Tensor inject) {
-  const Tensor out = g.alias(r);
-  g.add(ResidualInject{r, y, inject, out});
-  return out;
+Streams Builder::residual_write(Tensor r, Tensor y, Tensor inject, const std::string& next) {
+  Streams to{g.alias(r), {}};
+  if (next.empty()) {
+    g.add(ResidualInject{r, y, inject, to.r});
+    return to;
+  }
+  to.n = g.tensor(g.info(r).rows, g.info(r).cols);
+  g.add(InjectNorm{r, y, inject, vector(next + "norm"), h.norm_eps, to.r, to.n});
+  return to;
 }
 
 Tensor Builder::delta_net(Tensor x, std::int64_t layer) {
   const DeltaNet& d = h.delta;
   const std::string b = str("blk.", layer, ".");
   const auto l = static_cast<std::size_t>(layer);
-  const Tensor mixed = linear(x, b + "attn_qkv");
-  const Tensor z = linear(x, b + "attn_gate");
-  const Tensor alpha = linear(x, b + "ssm_alpha");
-  const Tensor beta = linear(x, b + "ssm_beta");
+  const std::vector<Tensor> in =
+      linears(x, {{b + "attn_qkv"}, {b + "attn_gate"}, {b + "ssm_alpha"}, {b + "ssm_beta"}});
+  const Tensor mixed = in[0], z = in[1], alpha = in[2], beta = in[3];
   const Tensor qkv = g.tensor(rows, d.channels());
   g.add(ConvSilu{mixed, vector(b + "ssm_conv1d"), d.conv_kernel, state.conv[l], qkv});
   const Tensor gates = g.tensor(rows, 2 * d.value_heads);
@@ -61,9 +79,10 @@ Tensor Builder::attention(Tensor x, Tensor rope, std::int64_t layer) {
   const std::string b = str("blk.", layer, ".");
   const auto l = static_cast<std::size_t>(layer);
   const std::int64_t cache = state.cache[l];
-  const Tensor qg = linear(x, b + "attn_q");
-  const Tensor k_raw = linear(x, b + "attn_k");
-  const Tensor v = linear(x, b + "attn_v");
+  std::vector<Map> maps = {{b + "attn_q"}, {b + "attn_k"}, {b + "attn_v"}};
+  if (a.indexer) maps.insert(maps.end(), {{b + "indexer.q_proj"}, {b + "indexer.k_proj"}});
+  const std::vector<Tensor> in = linears(x, maps);
+  const Tensor qg = in[0], k_raw = in[1], v = in[2];
   const Tensor q = g.tensor(rows, a.heads * a.head_dim);
   g.add(HeadNormRope{qg, rope, vector(b + "attn_q_norm"), a.heads, a.head_dim, 2 * a.head_dim,
                      a.rotary_dim, h.norm_eps, q});
@@ -75,11 +94,10 @@ Tensor Builder::attention(Tensor x, Tensor rope, std::int64_t layer) {
   Tensor selected;
   if (a.indexer) {
     const Indexer& x_ = *a.indexer;
-    const Tensor iq_raw = linear(x, b + "indexer.q_proj");
+    const Tensor iq_raw = in[3], raw = in[4];
     const Tensor iq = g.tensor(rows, x_.heads * x_.key_dim);
     g.add(HeadNormRope{iq_raw, rope, vector(b + "indexer.q_norm"), x_.heads, x_.key_dim, x_.key_dim,
                        a.rotary_dim, h.norm_eps, iq});
-    const Tensor raw = linear(x, b + "indexer.k_proj");
     const Tensor keys = g.tensor(1, 1);
     g.add(IndexKeys{raw, vector(b + "indexer.k_norm"), cache, x_.key_dim, x_.ratio, a.rotary_dim,
                     a.rope_theta, h.norm_eps, state.index[l], keys});
@@ -96,23 +114,27 @@ Tensor Builder::attention(Tensor x, Tensor rope, std::int64_t layer) {
 Tensor Builder::moe(Tensor x, std::int64_t layer) {
   const Moe& m = h.moe;
   const std::string b = str("blk.", layer, ".");
-  const Tensor logits = named(linear(x, b + "ffn_gate_inp"), b + "router_logits");
+  const std::vector<Tensor> in = linears(x, {{b + "ffn_gate_inp"},
+                                             {b + "ffn_gate_shexp"},
+                                             {b + "ffn_up_shexp"},
+                                             {b + "ffn_gate_inp_shexp", 1, Act::sigmoid}});
+  const Tensor logits = named(in[0], b + "router_logits");
   const Tensor ids = named(g.tensor(rows, m.used, DType::i32), b + "expert_ids");
   const Tensor weights = named(g.tensor(rows, m.used), b + "expert_weights");
   g.add(Route{logits, m.used, m.renormalise, ids, weights});
-  const Tensor slots = g.tensor(rows * m.used, h.hidden);
-  g.add(ExpertFfn{x, ids, &model.experts(b + "ffn_gate_exps.weight"),
-                  &model.experts(b + "ffn_up_exps.weight"),
-                  &model.experts(b + "ffn_down_exps.weight"), g.tensor(rows * m.used, m.ff),
-                  g.tensor(rows * m.used, m.ff), slots});
-  const Tensor gate = linear(x, b + "ffn_gate_shexp");
-  const Tensor up = linear(x, b + "ffn_up_shexp");
-  const Tensor hidden = g.tensor(rows, m.shared_ff);
-  g.add(SwiGlu{gate, up, hidden});
-  const Tensor shared = linear(hidden, b + "ffn_down_shexp");
-  const Tensor shared_gate = linear(x, b + "ffn_gate_inp_shexp", 1, Act::sigmoid);
-  const Tensor y = g.tensor(rows, h.hidden);
-  g.add(Combine{slots, weights, shared, shared_gate, y});
+  MoeFfn op{x, ids, weights, in[1], in[2], in[3]};
+  op.gate = &model.experts(b + "ffn_gate_exps.weight");
+  op.up = &model.experts(b + "ffn_up_exps.weight");
+  op.down = &model.experts(b + "ffn_down_exps.weight");
+  op.shared_down = &weight(b + "ffn_down_shexp");
+  op.hidden = g.tensor(rows * m.used, m.ff);
+  op.up_out = g.tensor(rows * m.used, m.ff);
+  op.slots = g.tensor(rows * m.used, h.hidden);
+  op.shared_hidden = g.tensor(rows, m.shared_ff);
+  op.shared = g.tensor(rows, h.hidden);
+  op.y = g.tensor(rows, h.hidden);
+  const Tensor y = op.y;
+  g.add(op);
   return y;
 }
 

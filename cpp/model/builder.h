@@ -18,6 +18,11 @@ struct StepShape {
   friend auto operator<=>(const StepShape&, const StepShape&) = default;
 };
 
+struct Streams {
+  Tensor r;  // [rows, streams * hidden]
+  Tensor n;  // normed for the next read, or absent
+};
+
 struct Mixed {
   Tensor x;       // [rows, hidden] what the block reads
   Tensor inject;  // [rows, streams] how much of its result each stream takes; absent at the end
@@ -42,11 +47,20 @@ class Builder {
     return t;
   }
 
+  // A linear map's weight by name, and what happens to its result.
+  struct Map {
+    std::string name;
+    float alpha = 1;
+    Act act = Act::none;
+  };
   Tensor linear(Tensor x, const std::string& name, float alpha = 1, Act act = Act::none);
+  // Several maps of one x, in one op.
+  std::vector<Tensor> linears(Tensor x, const std::vector<Map>& maps);
   Tensor group_norm(Tensor x, const std::string& name, std::int64_t groups);
   // Reads the residual streams through the gate `<prefix>{norm,down,up[,inject]}`.
-  Mixed residual_read(Tensor r, const std::string& prefix, bool inject);
-  Tensor residual_write(Tensor r, Tensor y, Tensor inject);
+  Mixed residual_read(Streams r, const std::string& prefix, bool inject);
+  // `next`: the prefix of the read that follows at once, if one does.
+  Streams residual_write(Tensor r, Tensor y, Tensor inject, const std::string& next);
   Tensor delta_net(Tensor x, std::int64_t layer);
   Tensor attention(Tensor x, Tensor rope, std::int64_t layer);
   Tensor moe(Tensor x, std::int64_t layer);

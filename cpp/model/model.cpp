@@ -234,8 +234,9 @@ class Loader {
                   "convert again, or "
                   "give the value as ngram_scale"));
     }
-    m_.file_->files()[static_cast<std::size_t>(t->shard)]->advise(t->file_offset, t->n_bytes,
-                                                                  gguf::MappedFile::Advice::random);
+    if (!m_.file_->files().empty())  // else it is in memory
+      m_.file_->files()[static_cast<std::size_t>(t->shard)]->advise(
+          t->file_offset, t->n_bytes, gguf::MappedFile::Advice::random);
     m_.table_bytes_ += t->n_bytes;
     m_.tables_.push_back({w, t});
     m_.weights_.emplace(spec.name, w);
@@ -270,8 +271,14 @@ class Loader {
 };
 
 std::shared_ptr<const Model> Model::load(const std::string& path, const LoadOptions& options) {
+  return bind(gguf::Gguf::open(path), {}, options);
+}
+
+std::shared_ptr<Model> Model::bind(std::shared_ptr<const gguf::Gguf> file,
+                                   std::shared_ptr<const void> memory, const LoadOptions& options) {
   auto model = std::make_shared<Model>();
-  model->file_ = gguf::Gguf::open(path);
+  model->memory_ = std::move(memory);
+  model->file_ = std::move(file);
   Loader(*model, options).run();
   return model;
 }
@@ -293,6 +300,7 @@ Vector Model::vector(std::string_view name) const {
 }
 
 void Model::prefetch(std::size_t begin, std::size_t end) const {
+  if (file_->files().empty()) return;  // in memory
   constexpr std::size_t page = 4096;
   std::size_t at = 0;
   volatile std::byte sink{};
@@ -309,6 +317,7 @@ void Model::prefetch(std::size_t begin, std::size_t end) const {
 }
 
 void Model::prefetch_rows(const std::vector<std::vector<std::int32_t>>& rows) const {
+  if (file_->files().empty()) return;
   constexpr std::size_t worth_asking = std::size_t{256}
                                        << 20;  // bytes; smaller tables stay in the page cache
   for (std::size_t i = 0; i < rows.size(); ++i) {

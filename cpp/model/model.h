@@ -25,6 +25,9 @@ class Model {
  public:
   // Fails with one error that lists every missing, misshapen or unknown tensor.
   static std::shared_ptr<const Model> load(const std::string& path, const LoadOptions& = {});
+  // The same over an open file; `memory` is what its tensors lie in, if not the file's mapping.
+  static std::shared_ptr<Model> bind(std::shared_ptr<const gguf::Gguf> file,
+                                     std::shared_ptr<const void> memory, const LoadOptions&);
 
   const std::string& path() const { return file_->path(); }
   const gguf::Gguf& file() const { return *file_; }
@@ -49,6 +52,8 @@ class Model {
 
  private:
   friend class Loader;
+  friend std::shared_ptr<const Model> make_synthetic(const std::string& spec, bool on_host);
+  std::shared_ptr<const void> memory_;
   std::shared_ptr<const gguf::Gguf> file_;
   const Arch* arch_ = nullptr;
   HParams hparams_;

@@ -17,7 +17,7 @@ namespace imp {
 using Op = std::variant<Feed, EmbedStreams, NgramRows, GatherOutputs, Linear, SwiGlu, GroupNorm,
                         ResidualMix, ResidualInject, ConvSilu, DeltaRule, GatedNorm, RopeTable,
                         HeadNormRope, KvStore, IndexKeys, IndexSelect, Attend, Route, ExpertFfn,
-                        Combine, NgramGate, NgramConv>;
+                        Combine, NgramGate, NgramConv, Linears, LinearMix, InjectNorm, MoeFfn>;
 
 std::string_view op_name(const Op& op);
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpp/graph/tensor.h"
+#include "cpp/ops/linear.h"
 
 namespace imp {
 
@@ -48,6 +49,27 @@ struct Combine {
     reads(shared_gate);
     writes(y);
   }
+};
+
+// The chosen experts, the shared one and their sum: ExpertFfn, SwiGlu of shared_gate and shared_up,
+// a linear map of that, Combine.
+struct MoeFfn {
+  Tensor x, ids, weights;
+  Tensor shared_gate, shared_up;  // [T, shared ff]
+  Tensor share;                   // [T, 1] of the shared expert
+  const ExpertBank *gate, *up, *down;
+  const Weight* shared_down;
+  Tensor hidden, up_out, slots, shared_hidden, shared;  // workspaces
+  Tensor y;
+  template <class R, class W>
+  void visit(R reads, W writes) const {
+    for (const Tensor t : {x, ids, weights, shared_gate, shared_up, share}) reads(t);
+    for (const Tensor t : {hidden, up_out, slots, shared_hidden, shared, y}) writes(t);
+  }
+  ExpertFfn experts() const { return {x, ids, gate, up, down, hidden, up_out, slots}; }
+  SwiGlu swiglu() const { return {shared_gate, shared_up, shared_hidden}; }
+  Linear down_linear() const { return {shared_hidden, shared_down, shared, 1, Act::none}; }
+  Combine combine() const { return {slots, weights, shared, share, y}; }
 };
 
 }  // namespace imp

@@ -33,6 +33,21 @@ struct ResidualMix {
   }
 };
 
+// The same with gate = scale * low W^T; low [T, W's inputs], gate is a workspace.
+struct LinearMix {
+  Tensor low, n;
+  const Weight* w;  // [streams * hidden, low rank]
+  std::int64_t streams;
+  Tensor gate, x;
+  template <class R, class W>
+  void visit(R reads, W writes) const {
+    reads(low);
+    reads(n);
+    writes(gate);
+    writes(x);
+  }
+};
+
 // r_i += 2 * s_i * y, in place; r [T, streams * hidden], y [T, hidden], s [T, streams] in (0, 1)
 struct ResidualInject {
   Tensor r, y, s, out;  // out aliases r
@@ -42,6 +57,22 @@ struct ResidualInject {
     reads(y);
     reads(s);
     writes(out);
+  }
+};
+
+// ResidualInject, then n_i = r_i / rms(r_i) * w_i; n [T, streams * hidden]
+struct InjectNorm {
+  Tensor r, y, s;
+  Vector w;
+  float eps;
+  Tensor out, n;  // out aliases r
+  template <class R, class W>
+  void visit(R reads, W writes) const {
+    reads(r);
+    reads(y);
+    reads(s);
+    writes(out);
+    writes(n);
   }
 };
 

@@ -11,6 +11,17 @@ inline constexpr int rows_at_once = 4;    // weight rows of a warp: they share t
 inline constexpr int tokens_at_once = 8;  // activation rows of a warp: they share the weights
 inline constexpr int matvec_warps = 8;    // of a block
 
+// Starts the rows' way into the second cache: lanes `start` of `step` share their lines.
+template <int R>
+__device__ __forceinline__ void prefetch_rows(const Row (&w)[R], std::int64_t row_bytes, int start,
+                                              int step) {
+  constexpr int line = 128;
+  for (std::int64_t at = static_cast<std::int64_t>(start) * line; at < row_bytes;
+       at += static_cast<std::int64_t>(step) * line)
+#pragma unroll
+    for (int r = 0; r < R; ++r) asm volatile("prefetch.global.L2 [%0];" ::"l"(w[r].data + at));
+}
+
 // acc[t][r] += this lane's share of w[r] . x[t]: units start, start + step, ... The order of the
 // additions depends on neither T nor the neighbours. Whole: rows are whole, aligned units.
 template <class F, int T, int R, bool Whole>
@@ -18,32 +29,44 @@ __device__ __forceinline__ void dot_rows(const Row (&w)[R], const float* const (
                                          int start, int step, float (&acc)[T][R]) {
   const int units = (cols + unit_elems - 1) / unit_elems;
   if constexpr (Whole) {
-#pragma unroll 2
-    for (int u = start; u < units; u += step) {
-      typename F::Raw raw[R];
+    // Units whose loads are in flight together.
+    constexpr int ahead = T >= 4 || sizeof(typename F::Raw) > 16   ? 1
+                          : T == 1 && sizeof(typename F::Raw) <= 8 ? 3
+                                                                   : 2;
+    for (int u0 = start; u0 < units; u0 += ahead * step) {
+      typename F::Raw raw[ahead][R];
 #pragma unroll
-      for (int r = 0; r < R; ++r) raw[r] = F::load(w[r], u);
-      const int first = F::first(u), second = F::second(u);
-      float v[R][unit_elems];
+      for (int i = 0; i < ahead; ++i) {
+        if (u0 + i * step >= units) break;
 #pragma unroll
-      for (int r = 0; r < R; ++r) F::decode(raw[r], v[r]);
+        for (int r = 0; r < R; ++r) raw[i][r] = F::load(w[r], u0 + i * step);
+      }
 #pragma unroll
-      for (int t = 0; t < T; ++t) {
-        const float4 a = *reinterpret_cast<const float4*>(x[t] + first);
-        const float4 b = *reinterpret_cast<const float4*>(x[t] + second);
+      for (int i = 0; i < ahead; ++i) {
+        const int u = u0 + i * step;
+        if (u >= units) break;
+        const int first = F::first(u), second = F::second(u);
+        float v[R][unit_elems];
 #pragma unroll
-        for (int r = 0; r < R; ++r) {
-          float sum = F::scaled ? 0.0f : acc[t][r];
-          sum = fmaf(v[r][0], a.x, sum);
-          sum = fmaf(v[r][1], a.y, sum);
-          sum = fmaf(v[r][2], a.z, sum);
-          sum = fmaf(v[r][3], a.w, sum);
-          sum = fmaf(v[r][4], b.x, sum);
-          sum = fmaf(v[r][5], b.y, sum);
-          sum = fmaf(v[r][6], b.z, sum);
-          sum = fmaf(v[r][7], b.w, sum);
-          if constexpr (F::scaled) sum = fmaf(F::factor(raw[r]), sum, acc[t][r]);
-          acc[t][r] = sum;
+        for (int r = 0; r < R; ++r) F::decode(raw[i][r], v[r]);
+#pragma unroll
+        for (int t = 0; t < T; ++t) {
+          const float4 a = *reinterpret_cast<const float4*>(x[t] + first);
+          const float4 b = *reinterpret_cast<const float4*>(x[t] + second);
+#pragma unroll
+          for (int r = 0; r < R; ++r) {
+            float sum = F::scaled ? 0.0f : acc[t][r];
+            sum = fmaf(v[r][0], a.x, sum);
+            sum = fmaf(v[r][1], a.y, sum);
+            sum = fmaf(v[r][2], a.z, sum);
+            sum = fmaf(v[r][3], a.w, sum);
+            sum = fmaf(v[r][4], b.x, sum);
+            sum = fmaf(v[r][5], b.y, sum);
+            sum = fmaf(v[r][6], b.z, sum);
+            sum = fmaf(v[r][7], b.w, sum);
+            if constexpr (F::scaled) sum = fmaf(F::factor(raw[i][r]), sum, acc[t][r]);
+            acc[t][r] = sum;
+          }
         }
       }
     }
@@ -74,8 +97,9 @@ __device__ __forceinline__ float sum_rows(float (&acc)[T][R]) {
 inline bool whole_units(const Matrix& m) { return m.cols % unit_elems == 0; }
 
 // Calls f(F{}) for the format of a type; false if kernels know none.
+#pragma nv_exec_check_disable
 template <class Function>
-bool with_format(DType type, Function f) {
+__host__ __device__ bool with_format(DType type, Function f) {
   switch (type) {
     case DType::f32:
       f(F32{});

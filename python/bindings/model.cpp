@@ -11,6 +11,7 @@
 #include "cpp/core/error.h"
 #include "cpp/core/sysinfo.h"
 #include "cpp/memory/sequence_memory.h"
+#include "cpp/model/synthetic.h"
 #include "cpp/runtime/backend.h"
 #include "python/bindings/bindings.h"
 
@@ -184,6 +185,14 @@ void bind_model(nb::module_& m) {
           },
           nb::sig("def load(path: str | os.PathLike[str], ngram_scale: float = 0.0) -> Model"),
           nb::arg("path"), nb::arg("ngram_scale") = 0.0f, nb::call_guard<nb::gil_scoped_release>())
+      .def_static(
+          "synthetic",
+          [](const std::string& spec, bool on_host) {
+            return std::const_pointer_cast<imp::Model>(imp::make_synthetic(spec, on_host));
+          },
+          nb::arg("spec"), nb::arg("on_host"), nb::call_guard<nb::gil_scoped_release>(),
+          "Random weights of a released shape, such as 'flash-next:layers=4,experts=64'. Without "
+          "on_host most of them exist on the device alone.")
       .def_prop_ro("path", [](const imp::Model& x) { return x.path(); })
       .def_prop_ro("arch", [](const imp::Model& x) { return x.hparams().arch; })
       .def_prop_ro("vocab_size", [](const imp::Model& x) { return x.hparams().vocab; })

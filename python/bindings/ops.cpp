@@ -222,6 +222,57 @@ const std::map<std::string, Make>& makers() {
          const Weight* w = c.weight("w");
          return Linear{x, w, c.out("y", c.rows(x), w->rows), c.number("alpha"), c.act("act")};
        }},
+      {"linears",  // weights w0, w1, ... give y0, y1, ...
+       [](Call& c) -> Op {
+         Linears op{c.in("x"), {}};
+         for (std::int64_t i = 0; i < c.integer("n"); ++i) {
+           const std::string n = std::to_string(i);
+           const Weight* w = c.weight(("w" + n).c_str());
+           op.parts.push_back({w, c.out(("y" + n).c_str(), c.rows(op.x), w->rows),
+                               c.number("alpha"), c.act("act")});
+         }
+         return op;
+       }},
+      {"linear_mix",
+       [](Call& c) -> Op {
+         const Tensor low = c.in("low"), n = c.in("n");
+         const std::int64_t streams = c.integer("streams");
+         return LinearMix{low,
+                          n,
+                          c.weight("w"),
+                          streams,
+                          c.work(c.rows(n), c.cols(n)),
+                          c.out("x", c.rows(n), c.cols(n) / streams)};
+       }},
+      {"inject_norm",
+       [](Call& c) -> Op {
+         const Tensor r = c.in("r"), y = c.in("y"), s = c.in("s");
+         return InjectNorm{r,
+                           y,
+                           s,
+                           c.vector("w"),
+                           c.number("eps"),
+                           c.in_place("r", r),
+                           c.out("n", c.rows(r), c.cols(r))};
+       }},
+      {"moe_ffn",
+       [](Call& c) -> Op {
+         MoeFfn op{c.in("x"),           c.in("ids"),       c.in("weights"),
+                   c.in("shared_gate"), c.in("shared_up"), c.in("share")};
+         op.gate = c.bank("gate");
+         op.up = c.bank("up");
+         op.down = c.bank("down");
+         op.shared_down = c.weight("shared_down");
+         const std::int64_t rows = c.rows(op.x), slots = rows * c.cols(op.ids),
+                            hidden = op.down->expert.rows;
+         op.hidden = c.work(slots, op.gate->expert.rows);
+         op.up_out = c.work(slots, op.gate->expert.rows);
+         op.slots = c.work(slots, hidden);
+         op.shared_hidden = c.work(rows, c.cols(op.shared_gate));
+         op.shared = c.work(rows, hidden);
+         op.y = c.out("y", rows, hidden);
+         return op;
+       }},
       {"swiglu",
        [](Call& c) -> Op {
          const Tensor gate = c.in("gate"), up = c.in("up");

@@ -56,6 +56,21 @@ class Model:
                 progress(end, total)
         return model
 
+    @classmethod
+    def synthetic(cls, spec: str, *, device: str = "auto") -> Model:
+        """Random weights of a released shape, made in memory: for speeds and tests.
+
+        Args:
+            spec: "flash-next", or with other numbers "flash-next:layers=4,experts=64,vocab=32000,
+                table=65536,seed=2".
+            device: as for load(); on CUDA the weights are made in its memory alone.
+
+        Raises:
+            ImpError: a spec that cannot be read, too little memory, or no such device.
+        """
+        device = choose_device(device)
+        return cls(_core.Model.synthetic(spec, device == "cpu"), device)
+
     @property
     def core(self) -> _core.Model:
         """The C++ object. Raises ImpError after close()."""

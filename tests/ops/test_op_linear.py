@@ -69,3 +69,29 @@ def test_swiglu(device: h.Device) -> None:
         gate, up = 4 * h.normal(rng, rows, cols), h.normal(rng, rows, cols)
         y = device.run("swiglu", {"gate": gate, "up": up})["y"]
         h.close(y, refs.silu(h.f64(gate)) * h.f64(up), 1e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 9, 65])
+def test_linears(device: h.Device, rows: int) -> None:
+    """Several maps of one input, of different types and heights: bit for bit the single ones."""
+    rng = np.random.RandomState(rows)
+    for cols in (64, 640):
+        x = h.normal(rng, rows, cols)
+        heights = {"BF16": 129, "F32": 512, "NVFP4": 4, "Q8_0": 48, "F16": 1}
+        weights = [h.weight(rng, kind, n, cols, 0.5) for kind, n in heights.items()]
+        args = {"x": x, "alpha": 0.25, "act": "silu"}
+        parts = {f"w{i}": w for i, (w, _) in enumerate(weights)}
+        got = device.run("linears", args | parts | {"n": len(weights)})
+        for i, (w, values) in enumerate(weights):
+            h.same(got[f"y{i}"], device.run("linear", args | {"w": w})["y"])
+            z = 0.25 * h.f64(x) @ values.T
+            h.close(got[f"y{i}"], z * refs.sigmoid(z), 1e-5)
+
+
+def test_linears_of_odd_widths(device: h.Device) -> None:
+    rng = np.random.RandomState(1)
+    x = h.normal(rng, 3, 17)
+    (a, a_values), (b, b_values) = (h.weight(rng, "F32", n, 17) for n in (1, 33))
+    got = device.run("linears", {"x": x, "w0": a, "w1": b, "n": 2, "alpha": 1.0, "act": "none"})
+    h.close(got["y0"], h.f64(x) @ a_values.T, 1e-5)
+    h.close(got["y1"], h.f64(x) @ b_values.T, 1e-5)

@@ -147,3 +147,49 @@ def test_combine_adds_in_rank_order(device: h.Device) -> None:
     zero = np.zeros((1, 1), np.float32)
     args = {"slots": slots, "weights": weights, "shared": zero, "shared_gate": zero}
     assert device.run("combine", args)["y"][0, 0] == 1
+
+
+# ---------------------------------------------------------------- all of it
+
+
+@pytest.mark.parametrize("kind", ["NVFP4", "BF16", "F32"])
+def test_moe_ffn(device: h.Device, kind: str) -> None:
+    """Bit for bit its parts, at every size where a device changes its way."""
+    rng = np.random.RandomState(6)
+    for rows, k, hidden, ff in (
+        (1, 10, 128, 64),
+        (3, 3, 192, 128),
+        (4, 12, 64, 640),
+        (9, 4, 64, 64),
+    ):
+        experts = 16
+        gate, gate_values = h.bank(rng, kind, experts, ff, hidden)
+        up, up_values = h.bank(rng, kind, experts, ff, hidden)
+        down, down_values = h.bank(rng, kind, experts, hidden, ff)
+        shared_down, shared_values = h.weight(rng, "BF16", hidden, ff, 0.5)
+        ids = np.ascontiguousarray(chosen(rng, rows, experts, k), np.int32)
+        weights, logit = h.f32(rng.uniform(0, 1, (rows, k))), rng.standard_normal(rows)
+        x = h.normal(rng, rows, hidden)
+        share = h.f32(refs.sigmoid(logit)[:, None])
+        narrow = {"shared_gate": h.normal(rng, rows, ff), "shared_up": h.normal(rng, rows, ff)}
+        banks = {"gate": gate, "up": up, "down": down}
+        args = {"x": x, "ids": ids, "weights": weights, "share": share, "shared_down": shared_down}
+        got = device.run("moe_ffn", args | banks | narrow)["y"]
+
+        slots = device.run("expert_ffn", {"x": x, "ids": ids} | banks)["y"]
+        act = device.run("swiglu", {"gate": narrow["shared_gate"], "up": narrow["shared_up"]})["y"]
+        linear = {"x": act, "w": shared_down, "alpha": 1.0, "act": "none"}
+        shared = device.run("linear", linear)["y"]
+        parts = {"slots": slots, "weights": weights, "shared": shared, "shared_gate": share}
+        h.same(got, device.run("combine", parts)["y"])
+
+        z = h.f64(narrow["shared_gate"])
+        want = refs.combine(
+            refs.experts(h.f64(x), ids, gate_values, up_values, down_values).reshape(
+                rows, k, hidden
+            ),
+            h.f64(weights),
+            (z * refs.sigmoid(z) * h.f64(narrow["shared_up"])) @ shared_values.T,
+            logit,
+        )
+        h.close(got, want, FFN_TOLERANCE)

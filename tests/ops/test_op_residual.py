@@ -75,3 +75,29 @@ def test_read_gate_of_four_ops(device: h.Device) -> None:
     h.close(x, want, 1e-5)
     assert want_s is not None
     h.close(2 * s, want_s, 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["BF16", "F16", "F32", "Q8_0"])
+def test_linear_mix(device: h.Device, kind: str) -> None:
+    rng = np.random.RandomState(5)
+    for streams, rows, n, low in ((4, 1, 40, 64), (4, 2, 33, 320), (4, 9, 640, 96), (2, 3, 24, 32)):
+        w, values = h.weight(rng, kind, streams * n, low, 0.5)
+        narrow, norm = h.normal(rng, rows, low), h.normal(rng, rows, streams * n)
+        args = {"low": narrow, "n": norm, "w": w, "streams": streams}
+        gated = refs.sigmoid(h.f64(narrow) @ values.T) * h.f64(norm)
+        want = gated.reshape(rows, streams, n).mean(axis=1)
+        h.close(device.run("linear_mix", args)["x"], want, 1e-5)
+
+
+@pytest.mark.parametrize("streams", [2, 4])
+def test_inject_norm(device: h.Device, streams: int) -> None:
+    rng = np.random.RandomState(6)
+    for rows, n in [*SIZES, (2, 2560), (1, 2561)]:
+        r, y = h.normal(rng, rows, streams * n), h.normal(rng, rows, n)
+        s, w = h.f32(rng.uniform(0, 1, (rows, streams))), h.normal(rng, streams * n)
+        before = r.copy()
+        got = device.run("inject_norm", {"r": r, "y": y, "s": s, "w": w, "eps": 1e-6})
+        want = refs.residual_inject(h.f64(before), h.f64(y), 2 * h.f64(s))
+        h.close(got["r"], want, TOLERANCE, before)
+        normed = refs.grouped_rms_norm(want, h.f64(w), float(np.float32(1e-6)), streams)
+        h.close(got["n"], normed, 1e-5)

@@ -1,0 +1,20 @@
+// Models of released shapes with random weights, made in memory: speeds and tests without a file.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "cpp/model/model.h"
+
+namespace imp {
+
+// `spec`: a shape, and what differs from it, as in "flash-next" or
+// "flash-next:layers=4,experts=64,vocab=32000,table=65536,seed=2" (table: rows of the n-gram table;
+// released: 320001536, here 1048576 unless asked for).
+//
+// Without `on_host`, weights that a step may touch exist by their seed alone (Weight::seed), and a
+// backend makes them where it keeps them; with it they are in host memory. Fails with
+// invalid_argument for a spec that it cannot read, out_of_memory with both numbers.
+std::shared_ptr<const Model> make_synthetic(const std::string& spec, bool on_host);
+
+}  // namespace imp

@@ -1,0 +1,60 @@
+// Contents of synthetic weights: word i of a tensor is a function of its seed, so that every device
+// makes the same bytes where it needs them. C++20-clean; also compiled for CUDA.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "cpp/quant/quant.h"
+
+#ifdef __CUDACC__
+#define IMP_HOST_DEVICE __host__ __device__
+#else
+#define IMP_HOST_DEVICE
+#endif
+
+namespace imp {
+
+// Of the plain floats of a weight with `cols` inputs: keeps its results near the size of its
+// inputs.
+inline float synthetic_amplitude(std::int64_t cols) {
+  return std::sqrt(3.0f / static_cast<float>(cols));
+}
+
+// splitmix64 of (seed, i)
+IMP_HOST_DEVICE inline std::uint64_t synthetic_hash(std::uint64_t seed, std::uint64_t i) {
+  std::uint64_t x = seed + (i + 1) * 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+// 32 bits of a tensor of type f32, bf16, f8_e4m3 or nvfp4 (which has 9 words a block, scales
+// first). Plain floats are uniform within +-amplitude; codes are any valid ones.
+IMP_HOST_DEVICE inline std::uint32_t synthetic_word(DType type, std::uint64_t seed, float amplitude,
+                                                    std::uint64_t i) {
+  const auto bits = static_cast<std::uint32_t>(synthetic_hash(seed, i));
+  const auto as_bits = [](float v) {
+    std::uint32_t b;
+    std::memcpy(&b, &v, 4);
+    return b;
+  };
+  switch (type) {
+    case DType::f32:
+      return as_bits(static_cast<float>(static_cast<std::int32_t>(bits) >> 8) *
+                     (amplitude * 0x1p-23f));
+    case DType::bf16: {
+      const float step = amplitude * 0x1p-15f;
+      const float low = static_cast<float>(static_cast<std::int16_t>(bits & 0xffffu)) * step;
+      const float high = static_cast<float>(static_cast<std::int16_t>(bits >> 16)) * step;
+      return as_bits(low) >> 16 | (as_bits(high) & 0xffff0000u);
+    }
+    case DType::nvfp4:  // scales of 0.5 to 1.875
+      return i % 9 == 0 ? (bits & 0x0f0f0f0fu) | 0x30303030u : bits;
+    default:
+      return bits & 0xbfbfbfbfu;  // E4M3 up to 1.875
+  }
+}
+
+}  // namespace imp

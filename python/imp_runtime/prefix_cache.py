@@ -7,10 +7,12 @@ restores everything. Entries are found by a chain of hashes, one link per page o
 from __future__ import annotations
 
 import hashlib
+import os
 from array import array
 from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -198,7 +200,10 @@ class PrefixCache:
             snapshot = Snapshot.read(path)
             if snapshot.tokens != tokens:
                 raise ImpError(f"{path}: a snapshot of other tokens")
-            return self._core.restore(snapshot.data, snapshot.name)
+            seq = self._core.restore(snapshot.data, snapshot.name)
+            with suppress(OSError):
+                os.utime(path)  # the least recently used file goes first
+            return seq
         except ImpError as error:
             if error.code != "out_of_memory":
                 self.refused += 1
@@ -217,7 +222,7 @@ class PrefixCache:
             return  # the state is only lost
 
     def _shrink(self) -> None:
-        """Remove the oldest files until the folder is within its bytes."""
+        """Remove the least recently used files until the folder is within its bytes."""
         assert self._folder is not None
         found = [(p, p.stat()) for p in self._folder.glob(f"{self._prefix}*{SUFFIX}")]
         total = sum(s.st_size for _, s in found)

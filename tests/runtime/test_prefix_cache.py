@@ -249,6 +249,20 @@ def test_the_folder_has_a_limit(model: Load, tmp_path: Path) -> None:
         assert sum(sizes) <= DISK_FACTOR * cache.max_bytes < sum(sizes) + max(sizes)
 
 
+def test_files_that_are_used_stay(model: Load, tmp_path: Path) -> None:
+    with open_session(model("base")) as session:
+        row, page = session.core.row_bytes, session.core.page_bytes
+        cache = PrefixCache(session, row + 2 * page, folder=tmp_path)
+        engine = engine_of(session, cache=cache, n=2)
+        run(engine, [Ask([1] * 20, PARAMS)])
+        for i in range(2, 12):  # each writes more than a tenth of what the folder holds
+            run(engine, [Ask([i] * 20, PARAMS)])
+            request = submit(engine, ask := Ask([1] * 20, PARAMS))
+            engine.wait(lambda ask=ask: ask.ended)  # type: ignore[misc]
+            assert request.timings.cached_tokens == 16
+        engine.close()
+
+
 def test_a_folder_that_cannot_be(session: Session, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ImpError, match="file/x: Not a directory"):

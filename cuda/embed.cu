@@ -54,7 +54,9 @@ __device__ float stored_element(DType type, const std::byte* row, std::int64_t i
       const int group = static_cast<int>(i % 64 / 16), at = static_cast<int>(i % 16);
       const auto byte = static_cast<std::uint32_t>(block[4 + 8 * group + at % 8]);
       const std::uint32_t code = at < 8 ? byte & 15u : byte >> 4;
-      return Nvfp4::pair(code).x * Nvfp4::factor({0, static_cast<std::uint8_t>(block[group])});
+      const std::uint32_t scale = Nvfp4::pack_scales(static_cast<std::uint32_t>(block[group]));
+      return Nvfp4::pair((code & 8u) << 12 | (code & 7u) << 9).x *
+             Nvfp4::factor({0, static_cast<std::uint8_t>(scale)}) * Nvfp4::missing;
     }
     default:
       return 0;

@@ -21,11 +21,16 @@ struct ConvArgs {
 
 // A thread per channel of a chunk. grid (chunks, channels)
 __global__ void conv_silu_kernel(const ConvArgs a) {
-  begin();
   const std::int64_t channel = blockIdx.y * static_cast<std::int64_t>(block_threads) + threadIdx.x;
-  if (channel >= a.channels || blockIdx.x >= *a.step.n_chunks) return;
+  if (channel >= a.channels || blockIdx.x >= *a.step.n_chunks) return begin();
   const ChunkView& chunk = a.step.chunks[blockIdx.x];
   const int history = a.kernel - 1;
+  for (int j = 0; j < history; ++j) {
+    prefetch(a.w + j * a.channels + channel);
+    prefetch(a.step.state_at(chunk, a.state) + j * a.channels + channel);
+  }
+  prefetch(a.w + history * a.channels + channel);
+  begin();
   const std::int64_t first = chunk.row * a.channels + channel;
   const Column column{a.x + first, a.step.state_at(chunk, a.state) + channel, a.channels, history};
   for (int i = 0; i < chunk.rows; ++i) {

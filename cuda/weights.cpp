@@ -96,6 +96,7 @@ Matrix WeightStore::upload(const Weight& w, std::size_t parts, std::size_t strid
     check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
     m.data = codes;
     m.scales = scales;
+    m.scale *= shape.missing;
     m.row_bytes = static_cast<std::int64_t>(row_blocks * code_bytes);
     m.scale_row_bytes = static_cast<std::int64_t>(row_blocks * shape.scale_bytes);
   }

@@ -44,6 +44,7 @@ class WeightStore {
 // Separates blocks of a format into codes and scales; defined in planar.cu.
 struct BlockShape {
   std::size_t block_bytes = 0, scale_bytes = 0;  // of one block; scales come first
+  float missing = 1;                             // factor that the packed bits leave out
 };
 BlockShape block_shape(DType);  // zeros for formats without blocks
 // Words [first, first + words) of a tensor that exists by its seed alone; defined in fill.cu.

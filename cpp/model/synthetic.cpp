@@ -226,9 +226,7 @@ class Image {
   static std::size_t aligned(std::size_t n) {
     return (n + gguf::default_alignment - 1) / gguf::default_alignment * gguf::default_alignment;
   }
-  void write(const void* p, std::size_t n) {
-    bytes_.append(static_cast<const char*>(p), n);
-  }
+  void write(const void* p, std::size_t n) { bytes_.append(static_cast<const char*>(p), n); }
   template <class T>
   void put(T v) {
     write(&v, sizeof v);

@@ -154,10 +154,17 @@ struct Q8 : Consecutive {
   }
 };
 
-// Codes [cols / 2] bytes in the file's order, scales [cols / 16] unsigned E4M3. A unit is the low
-// and the high nibbles of 4 bytes: elements 4h + 0..3 and 4h + 8 + 0..3 of a group of 16.
+// Codes [cols / 2] bytes, scales [cols / 16] E4M3, both packed on upload. A unit is the low and the
+// high nibbles of 4 bytes of the file: elements 4h + 0..3 and 4h + 8 + 0..3 of a group of 16.
+//
+// A code's sign and magnitude, put on an fp16's, make a number 2^14 too small. Each half of a
+// packed word holds 4 codes, of which the first has its bits in place:
+//   sign, magnitude of a: 15, 11..9; b: 12, 8..6; c: 14, 5..3; d: 13, 2..0
 struct Nvfp4 {
   static constexpr bool scaled = true, blocks = true;
+  // Codes and scales together decode to 2^22 less than their value; whoever uploads puts that into
+  // the matrix's scale.
+  static constexpr float missing = 0x1p22f;
   static __device__ __forceinline__ int first(int u) { return 16 * (u >> 1) + 4 * (u & 1); }
   static __device__ __forceinline__ int second(int u) { return first(u) + 8; }
   struct Raw {
@@ -168,23 +175,40 @@ struct Nvfp4 {
     return {stream4(r.data + 4ll * u),
             __ldg(reinterpret_cast<const std::uint8_t*>(r.scales) + (u >> 1))};
   }
-  // Two codes (bits 0..3 and 16..19) as halves: E2M1's fields on fp16's, 2^14 too small.
-  static __device__ __forceinline__ float2 pair(std::uint32_t q) {
-    const std::uint32_t bits = ((q & 0x00080008u) << 12) | ((q & 0x00070007u) << 9);
+  static __device__ __forceinline__ float2 pair(std::uint32_t bits) {
     __half2 h;
     __builtin_memcpy(&h, &bits, 4);
     return __half22float2(h);
   }
   static __device__ __forceinline__ void decode(const Raw& r, float (&v)[8]) {
-    const float2 a = pair(r.codes), b = pair(r.codes >> 8), c = pair(r.codes >> 4),
-                 d = pair(r.codes >> 12);
+    constexpr std::uint32_t sign = 0x80008000u, magnitude = 0x0e000e00u;
+    const std::uint32_t q = r.codes;
+    const float2 a = pair(q & (sign | magnitude)), b = pair(q << 3 & (sign | magnitude)),
+                 c = pair((q << 1 & sign) | (q << 6 & magnitude)),
+                 d = pair((q << 2 & sign) | (q << 9 & magnitude));
     v[0] = a.x, v[2] = a.y, v[1] = b.x, v[3] = b.y;
     v[4] = c.x, v[6] = c.y, v[5] = d.x, v[7] = d.y;
   }
-  // E4M3's fields on fp16's are 2^8 too small; with the codes' 2^14 that makes 2^22.
   static __device__ __forceinline__ float factor(const Raw& r) {
-    const std::uint32_t b = r.scale & 0x7fu;
-    return b == 0x7fu ? 0.0f : half_bits_to_float(b << 7) * 0x1p22f;
+    return half_bits_to_float(static_cast<std::uint32_t>(r.scale) << 7);
+  }
+
+  // Nibbles of a half, from its lowest: v0, v4, v1, v5 (or v2, v6, v3, v7).
+  static __device__ std::uint32_t pack_codes(std::uint32_t q) {
+    const auto put = [q](int nibble, int sign, int magnitude) {
+      const std::uint32_t both = q >> (4 * nibble) & 0x000f000fu;
+      return (both >> 3 & 0x00010001u) << sign | (both & 0x00070007u) << magnitude;
+    };
+    return put(0, 15, 9) | put(2, 12, 6) | put(1, 14, 3) | put(3, 13, 0);
+  }
+  // Scales are unsigned, and 0x7f counts as 0.
+  static __device__ std::uint32_t pack_scales(std::uint32_t four) {
+    std::uint32_t out = 0;
+    for (int i = 0; i < 32; i += 8) {
+      const std::uint32_t b = four >> i & 0x7fu;
+      if (b != 0x7fu) out |= b << i;
+    }
+    return out;
   }
 };
 

@@ -4,6 +4,7 @@
 #include "cuda/common/formats.cuh"
 #include "cuda/common/math.cuh"
 #include "cuda/common/reduce.cuh"
+#include "cuda/launch.h"
 
 namespace imp::cuda {
 
@@ -19,7 +20,7 @@ __device__ __forceinline__ void prefetch_rows(const Row (&w)[R], std::int64_t ro
   for (std::int64_t at = static_cast<std::int64_t>(start) * line; at < row_bytes;
        at += static_cast<std::int64_t>(step) * line)
 #pragma unroll
-    for (int r = 0; r < R; ++r) asm volatile("prefetch.global.L2 [%0];" ::"l"(w[r].data + at));
+    for (int r = 0; r < R; ++r) prefetch(w[r].data + at);
 }
 
 // acc[t][r] += this lane's share of w[r] . x[t]: units start, start + step, ... The order of the

@@ -130,6 +130,7 @@ nb::dict system_info() {
   d["cuda_built"] = cuda.built;
   d["cuda_usable"] = cuda.usable;
   d["cuda_detail"] = cuda.detail;
+  d["cuda_free_bytes"] = cuda.free_bytes;
   return d;
 }
 

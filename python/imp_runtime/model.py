@@ -12,6 +12,8 @@ from imp_runtime.errors import ImpError
 
 _PREFETCH_BYTES = 256 << 20
 """Bytes read between two calls of `progress`."""
+_BESIDE_WEIGHTS_BYTES = 4 << 30
+"""Device memory that "auto" wants for caches, states and activations."""
 
 
 class Model:
@@ -36,7 +38,7 @@ class Model:
         Args:
             path: a GGUF file, or the first shard of a split one.
             device: "auto", "cpu" or "cuda": what runs its sessions. "cuda" is refused with the
-                reason where it cannot be used.
+                reason where it cannot be used; "auto" takes it where it can and the weights fit.
             progress: called with (bytes read, bytes in all) while the weights are read into the
                 page cache; without it they are read as they are needed. The n-gram table is never
                 read ahead.
@@ -46,8 +48,10 @@ class Model:
             ImpError: the file is damaged, incomplete, of an architecture imp does not run, or the
                 device is not there.
         """
-        device = choose_device(device)
-        model = cls(_core.Model.load(os.fspath(path), ngram_scale or 0.0), device)
+        if device != "auto":
+            device = choose_device(device)
+        core = _core.Model.load(os.fspath(path), ngram_scale or 0.0)
+        model = cls(core, choose_device(device, core.resident_bytes))
         if progress is not None:
             total = model.resident_bytes
             for begin in range(0, total, _PREFETCH_BYTES):
@@ -69,7 +73,7 @@ class Model:
             ImpError: a spec that cannot be read, too little memory, or no such device.
         """
         device = choose_device(device)
-        return cls(_core.Model.synthetic(spec, device == "cpu"), device)
+        return cls(_core.Model.synthetic(spec, on_host=device == "cpu"), device)
 
     @property
     def core(self) -> _core.Model:
@@ -134,12 +138,24 @@ class Model:
         self.close()
 
 
-def choose_device(device: str) -> str:
-    """The device by name; "auto" is the CPU. Raises ImpError unless it can run a model here."""
-    if device in ("auto", "cpu"):
+def choose_device(device: str, weight_bytes: int | None = None) -> str:
+    """The device by name, "cpu" or "cuda".
+
+    "auto" is CUDA where it can be used and has room for the weights and what goes beside them, else
+    the CPU, also where the size is not known.
+
+    Raises:
+        ImpError: the device cannot run a model here.
+    """
+    if device == "cpu":
         return "cpu"
+    info = _core.system_info()
+    if device == "auto":
+        fits = weight_bytes is not None and (
+            weight_bytes + _BESIDE_WEIGHTS_BYTES <= info["cuda_free_bytes"]
+        )
+        return "cuda" if info["cuda_usable"] and fits else "cpu"
     if device == "cuda":
-        info = _core.system_info()
         if not info["cuda_usable"]:
             raise ImpError(f"device cuda: {info['cuda_detail']}")
         return "cuda"

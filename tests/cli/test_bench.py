@@ -111,7 +111,7 @@ def test_batched_extra(run, repository: Path) -> None:
         json.loads(golden.BATCHED_JSON)
     )
     assert row["tokens"] == "random (seed 0)" and row["routing"] == "model"
-    assert row["peak_rss_bytes"] > 1 << 20 and row["decode_ops"]["ExpertFfn"][1] > 0
+    assert row["peak_rss_bytes"] > 1 << 20 and row["decode_ops"]["MoeFfn"][1] > 0
     if row["decode_ts"] is not None:  # noise may be larger than so short a difference
         assert row["decode_share"] == pytest.approx(row["decode_gb_per_s"] / 10)
 

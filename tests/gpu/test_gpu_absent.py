@@ -39,4 +39,7 @@ def test_unknown_names() -> None:
         choose_device("tpu")
     with pytest.raises(ImpError, match="backend 'tpu': cpu or cuda"):
         _core.run_op("swiglu", {}, {}, backend="tpu")
-    assert choose_device("auto") == "cpu"
+
+
+def test_auto_is_the_cpu(detail: str) -> None:
+    assert choose_device("auto") == choose_device("auto", 0) == "cpu"

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from imp_runtime.model import Model
+from imp_runtime import _core
+from imp_runtime.model import Model, choose_device
 from imp_runtime.session import Session
 
 Pair = Callable[[str], tuple[Model, Model]]
@@ -155,3 +156,9 @@ def test_synthetic_weights_are_the_cpus(cuda: None) -> None:
     cpu, device = (logits_of(Model.synthetic(spec, device=d), tokens) for d in ("cpu", "cuda"))
     worst = kl(cpu, device).max()
     assert worst <= KL_TOLERANCE, worst
+
+
+def test_auto_is_cuda_where_the_weights_fit(cuda: None) -> None:
+    free = int(_core.system_info()["cuda_free_bytes"])
+    assert choose_device("auto", 1 << 20) == "cuda"
+    assert choose_device("auto", free) == "cpu"  # no room beside them

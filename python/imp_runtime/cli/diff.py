@@ -131,6 +131,7 @@ def run_model(path: Path, ids: Int32, taps: tuple[str, ...], device: str, thread
             model, n_ctx=len(ids), n_threads=threads or None, n_ubatch=len(ids), taps=taps
         ) as session,
     ):
+        print(f"{path}: {session.backend}", file=sys.stderr)
         return record(session, ids, str(path))
 
 

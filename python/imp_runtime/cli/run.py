@@ -48,7 +48,7 @@ def register(app: typer.Typer) -> None:
             int, typer.Option("-c", "--ctx-size", help="context; 0: from the model", min=0)
         ] = 0,
         threads: Annotated[int, typer.Option("-t", "--threads", help="0: all", min=0)] = 0,
-        device: Annotated[str, typer.Option("--device", help="auto or cpu")] = "auto",
+        device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda")] = "auto",
         escape: Annotated[
             bool, typer.Option("--escape/--no-escape", "-e", help=r"\n and so on in -p")
         ] = True,
@@ -142,6 +142,9 @@ def _loaded(path: Path, device: str, n_ctx: int, threads: int) -> Iterator[LLM]:
         )
     for note in getattr(llm.model, "notes", []):
         _log(f"note: {note}")
+    chosen = getattr(llm.model, "device", None)
+    if device == "auto" and chosen is not None:
+        _log(f"device: {chosen}")
     with llm:
         yield llm
 

@@ -103,9 +103,7 @@ class Model:
     def load(path: str | os.PathLike[str], ngram_scale: float = 0.0) -> Model: ...
     @staticmethod
     def synthetic(spec: str, on_host: bool) -> Model:
-        """
-        Random weights of a released shape, such as 'flash-next:layers=4,experts=64'. Without on_host most of them exist on the device alone.
-        """
+        """Random weights of a released shape, such as flash-next:layers=4,experts=64."""
 
     @property
     def path(self) -> str: ...

@@ -96,7 +96,7 @@ class LLM:
 
         Args:
             path: a GGUF file, or the first shard of a split one.
-            device: "auto" or "cpu".
+            device: see Model.load.
             n_ctx: tokens of the longest prompt with its answer; None = see Session.
             n_threads: None = all processors.
             n_parallel: generations that run at the same time at most; they share the cache of

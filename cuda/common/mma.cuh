@@ -1,0 +1,41 @@
+// Tensor cores: one bf16 product of a warp, and fp32 as a sum of two bf16.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+namespace imp::cuda {
+
+// d += a b with fp32 sums; a [16, 16], b [16, 8], d [16, 8]. With g = lane / 4 and c = lane % 4:
+//   a: rows g, g + 8, g, g + 8 of columns 2c, 2c, 2c + 8, 2c + 8, each with its right neighbour
+//   b: rows 2c and 2c + 8, each with the row below, of column g
+//   d: row g columns 2c, 2c + 1, then row g + 8
+// Columns of a may be permuted if b's rows are as well.
+__device__ __forceinline__ void mma_bf16(float (&d)[4], const std::uint32_t (&a)[4],
+                                         const std::uint32_t (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// Two bf16 in a word, the first in its lower half.
+__device__ __forceinline__ std::uint32_t bf16_pair(float x, float y) {
+  const __nv_bfloat162 v = __floats2bfloat162_rn(x, y);
+  std::uint32_t bits;
+  __builtin_memcpy(&bits, &v, 4);
+  return bits;
+}
+
+struct SplitPair {
+  std::uint32_t hi, lo;
+};
+
+// x and y as hi + lo; what is lost is below 2^-17 of them.
+__device__ __forceinline__ SplitPair split_pair(float x, float y) {
+  const std::uint32_t hi = bf16_pair(x, y);
+  return {hi, bf16_pair(x - __uint_as_float(hi << 16), y - __uint_as_float(hi & 0xffff0000u))};
+}
+
+}  // namespace imp::cuda

@@ -10,4 +10,5 @@ void bind_sampler(nb::module_& m);
 void bind_model(nb::module_& m);
 void bind_session(nb::module_& m);
 void bind_scheduler(nb::module_& m);
+void bind_experts(nb::module_& m);
 void bind_ops(nb::module_& m);

@@ -64,6 +64,7 @@ NB_MODULE(_core, m) {
   bind_ops(m);
   bind_session(m);
   bind_scheduler(m);
+  bind_experts(m);
   bind_model(m);
   bind_sampler(m);
 }

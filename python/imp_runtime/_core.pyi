@@ -315,3 +315,27 @@ def run_op(
     context: int = 65536,
 ) -> dict[str, Any]:
     """Runs one op and returns its outputs by name; changes state and caches of `step` in place."""
+
+class PlantedRouting:
+    """Expert ids that follow a hit curve."""
+
+    def __init__(self, *, layers: int, experts: int, k: int, curve: str, seed: int) -> None:
+        """curve: "prose" or "uniform". Raises Error for others, or k > experts."""
+
+    def next(self, rows: int) -> NDArray[np.uint16]:
+        """The next tokens' experts: uint16 [rows, layers, k], most wanted first."""
+
+def simulate_experts(
+    ids: NDArray[np.uint16],
+    step_rows: Sequence[int],
+    *,
+    experts: int,
+    slots: int,
+    policy: str,
+    first_counted: int,
+) -> dict[str, Any]:
+    """Runs ids [tokens, layers, k] through a cache of `slots` in all.
+
+    Returns counts of distinct experts from step first_counted on: wanted, hits, kept (misses that
+    entered), uncached (layer steps with more experts than slots), layer_wanted, layer_hits.
+    """

@@ -1,0 +1,84 @@
+// Experts of all layers in slots of device memory; kernels find them, choose who makes room, and
+// fetch what is missing from mapped host memory. Policies and their reference: cpp/memory.
+// C++20-clean.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "cpp/memory/expert_policy.h"
+#include "cuda/handles.h"
+
+namespace imp::cuda {
+
+// An expert as one block of bytes, in the store and in a slot: gate, up and down codes, then their
+// scales.
+struct ExpertBlob {
+  enum Matrix { gate, up, down };
+  std::size_t codes[3] = {}, scales[3] = {};  // offsets; multiples of 16
+  std::size_t bytes = 0;                      // a multiple of blob_alignment
+};
+inline constexpr std::size_t blob_alignment = 128;
+
+inline constexpr int max_cached_experts = 1024;  // of a layer
+
+// What kernels see. Slots [slots, slots + staging) hold experts that a step reads but does not
+// keep.
+struct ExpertCacheView {
+  ExpertPolicy policy;
+  std::int32_t layers = 0, experts = 0, slots = 0, staging = 0;
+  std::int64_t blob_bytes = 0;
+  std::byte* slab = nullptr;                // [slots + staging, blob_bytes]
+  const std::byte* const* store = nullptr;  // [layers] mapped host memory, [experts, blob_bytes]
+
+  std::int32_t* slot_of = nullptr;  // [layers, experts], or -1
+  std::int32_t* pair_of = nullptr;  // [slots], layer * experts + expert, or -1
+  std::uint64_t* score = nullptr;   // [layers, experts]
+  std::int32_t* reads = nullptr;    // [layers, experts] slot of what the last step of a layer reads
+  const std::uint8_t* add = nullptr;  // score_table()
+
+  struct Miss {
+    std::int32_t expert, slot;
+  };
+  Miss* misses = nullptr;            // [experts] of the last resolve
+  std::int32_t* n_misses = nullptr;  // [1]
+  std::uint64_t* step = nullptr;     // [1]
+  struct Counts {
+    std::uint64_t wanted, hits, kept;  // distinct experts; misses that entered the cache
+  };
+  Counts* counts = nullptr;  // [layers], since the cache was made
+};
+
+// Owner of all of it but the store.
+class ExpertCacheMemory {
+ public:
+  struct Shape {
+    std::int64_t layers = 0, experts = 0, slots = 0, staging = 0;
+    std::size_t blob_bytes = 0;
+  };
+  // `store`: per layer, mapped memory of all its blobs. Fails with out_of_memory (naming both
+  // numbers) or invalid_argument, also if there are fewer slots than layers.
+  ExpertCacheMemory(const Shape& shape, const ExpertPolicy& policy,
+                    const std::vector<const std::byte*>& store, cudaStream_t stream);
+
+  const ExpertCacheView& view() const { return view_; }
+  std::size_t bytes() const { return slab_.size() + tables_.size(); }
+
+ private:
+  DeviceMemory slab_, tables_;
+  ExpertCacheView view_;
+};
+
+// The distinct experts of ids[0..n) within [low, high): marks hits, chooses the victims of all
+// misses in one pass and lists the misses by decreasing score. `first`: this is the step's first
+// call, of any layer. The layer's slots (or the staging) must hold as many as can be distinct.
+void resolve_experts(const ExpertCacheView&, std::int32_t layer, const std::int32_t* ids,
+                     std::int64_t n, std::int32_t low, std::int32_t high, bool first, cudaStream_t);
+
+// Copies the listed misses of a layer from the store into their slots, by whole lines.
+void gather_experts(const ExpertCacheView&, std::int32_t layer, cudaStream_t);
+
+}  // namespace imp::cuda

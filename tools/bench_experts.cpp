@@ -1,0 +1,211 @@
+// The cache of experts on the device: every victim against the host reference, then the speed of
+// its kernels. Exit status 1 at the first difference.
+//
+//     imp_bench_experts [steps]     (default 100000 a policy)
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cpp/core/error.h"
+#include "cpp/memory/expert_cache.h"
+#include "cuda/check.h"
+#include "cuda/expert_cache.h"
+#include "cuda/expert_store.h"
+
+namespace {
+
+using namespace imp;
+using namespace imp::cuda;
+
+using Ids = std::vector<std::int32_t>;
+
+template <class T>
+std::vector<T> download(const T* p, std::size_t n, cudaStream_t stream) {
+  std::vector<T> v(n);
+  check(cudaMemcpyAsync(v.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost, stream), "download");
+  check(cudaStreamSynchronize(stream), "download");
+  return v;
+}
+
+template <class T>
+void upload(T* to, const std::vector<T>& v, cudaStream_t stream) {
+  check(cudaMemcpyAsync(to, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice, stream),
+        "upload");
+  check(cudaStreamSynchronize(stream), "upload");
+}
+
+// Rows of k distinct experts, some much more often than others.
+Ids draw(std::mt19937& random, int rows, int k, int experts) {
+  Ids ids;
+  for (int r = 0; r < rows; ++r) {
+    const std::size_t begin = ids.size();
+    while (ids.size() < begin + static_cast<std::size_t>(k)) {
+      const double u = std::uniform_real_distribution<double>(0, 1)(random);
+      const auto e = static_cast<std::int32_t>(experts * u * u);
+      if (std::find(ids.begin() + static_cast<std::ptrdiff_t>(begin), ids.end(), e) == ids.end())
+        ids.push_back(e);
+    }
+  }
+  return ids;
+}
+
+bool same(const char* policy, std::int64_t steps, cudaStream_t stream) {
+  constexpr int layers = 3, experts = 520, k = 10, most_rows = 4;
+  constexpr std::int64_t slots = 3 * 70 + 1;
+  ExpertCache host({layers, experts, slots}, read_policy(policy));
+  const std::vector<const std::byte*> nowhere(layers, nullptr);
+  const ExpertCacheMemory memory({layers, experts, slots, k * most_rows, blob_alignment},
+                                 read_policy(policy), nowhere, stream);
+  const ExpertCacheView& c = memory.view();
+  const DeviceMemory ids_memory = device_memory(4 * k * most_rows, "ids");
+  auto* d_ids = reinterpret_cast<std::int32_t*>(ids_memory.data());
+  std::mt19937 random(11);
+  for (std::int64_t i = 0; i < steps; ++i) {
+    const int layer = static_cast<int>(i % layers);
+    const Ids ids = draw(random, 1 + static_cast<int>(random() % most_rows), k, experts);
+    upload(d_ids, ids, stream);
+    const auto step = static_cast<std::uint64_t>(i / layers + 1);
+    resolve_experts(c, layer, d_ids, std::ssize(ids), 0, experts, layer == 0, stream);
+    const ExpertCache::Resolved& r = host.resolve(layer, ids, step);
+    auto found = download(c.misses, r.misses.size(), stream);
+    const auto n = download(c.n_misses, 1, stream)[0];
+    std::ranges::sort(found, {}, &ExpertCacheView::Miss::expert);
+    bool equal = n == static_cast<std::int32_t>(r.misses.size());
+    for (std::size_t m = 0; equal && m < found.size(); ++m)
+      equal = found[m].expert == r.misses[m].expert &&
+              (r.misses[m].slot < 0 ? found[m].slot >= slots : found[m].slot == r.misses[m].slot);
+    if (!equal) {
+      std::printf("%s: step %ld of layer %d differs from the reference\n", policy, long(step),
+                  layer);
+      return false;
+    }
+  }
+  const auto slot_of = download(c.slot_of, layers * experts, stream),
+             pair_of = download(c.pair_of, slots, stream);
+  const auto score = download(c.score, layers * experts, stream);
+  const auto counts = download(c.counts, layers, stream);
+  bool equal = true;
+  std::uint64_t hits = 0, wanted = 0;
+  for (int l = 0; l < layers; ++l) {
+    hits += counts[l].hits, wanted += counts[l].wanted;
+    for (int e = 0; e < experts; ++e) {
+      const auto i = static_cast<std::size_t>(l * experts + e);
+      equal = equal && slot_of[i] == host.slot_of(l, e) && score[i] == host.score(l, e);
+    }
+  }
+  for (std::int64_t s = 0; s < slots; ++s)
+    equal = equal && pair_of[static_cast<std::size_t>(s)] == host.pair_of(s);
+  equal = equal && hits == static_cast<std::uint64_t>(host.hits()) &&
+          wanted == static_cast<std::uint64_t>(host.wanted());
+  std::printf("victims, %-14s: %ld steps, hit rate %.3f, %s\n", policy, long(steps),
+              double(hits) / double(wanted), equal ? "equal to the reference" : "TABLES DIFFER");
+  return equal;
+}
+
+double microseconds(cudaStream_t stream, int times, const std::function<void()>& f) {
+  const Event begin = [] {
+    cudaEvent_t e;
+    check(cudaEventCreate(&e), "cudaEventCreate");
+    return Event(e);
+  }();
+  cudaEvent_t end;
+  check(cudaEventCreate(&end), "cudaEventCreate");
+  const Event owner(end);
+  f();
+  std::vector<float> all;
+  for (int round = 0; round < 5; ++round) {
+    check(cudaEventRecord(begin.get(), stream), "cudaEventRecord");
+    for (int i = 0; i < times; ++i) f();
+    check(cudaEventRecord(end, stream), "cudaEventRecord");
+    check(cudaEventSynchronize(end), "cudaEventSynchronize");
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, begin.get(), end), "cudaEventElapsedTime");
+    all.push_back(ms);
+  }
+  std::ranges::sort(all);
+  return 1e3 * all[2] / times;
+}
+
+void time_resolve(const char* policy, int slots_each, cudaStream_t stream) {
+  constexpr int layers = 48, experts = 512, k = 10;
+  const std::vector<const std::byte*> nowhere(layers, nullptr);
+  const ExpertCacheMemory memory({layers, experts, std::int64_t{layers} * slots_each, k, 128},
+                                 read_policy(policy), nowhere, stream);
+  for (const int misses : {0, 1, 5, 10}) {
+    // The first experts stay; the others come round after more steps than there are slots.
+    constexpr int cycle = 100;
+    std::vector<std::int32_t> all;
+    for (int i = 0; i < cycle; ++i)
+      for (int j = 0; j < k; ++j)
+        all.push_back(j < k - misses ? j : 10 + (i * misses + j) % (experts - 10));
+    const DeviceMemory ids = device_memory(all.size() * 4, "ids");
+    auto* d_ids = reinterpret_cast<std::int32_t*>(ids.data());
+    upload(d_ids, all, stream);
+    int at = 0;
+    const double us = microseconds(stream, 200, [&] {
+      resolve_experts(memory.view(), 7, d_ids + at * k, k, 0, experts, true, stream);
+      at = (at + 1) % cycle;
+    });
+    std::printf("resolve, %s, %d slots a layer, %2d misses: %.2f us\n", policy, slots_each, misses,
+                us);
+  }
+}
+
+void time_gather(cudaStream_t stream) {
+  constexpr int experts = 256;
+  constexpr std::size_t blob = 2764800;
+  const PinnedSlab slab(experts * blob);
+  const std::vector<const std::byte*> store{slab.data()};
+  const ExpertCacheMemory memory({1, experts, 128, 128, blob}, read_policy("lru"), store, stream);
+  const ExpertCacheView& c = memory.view();
+  for (const int n : {1, 2, 4, 10, 30, 128}) {
+    std::vector<ExpertCacheView::Miss> misses;
+    for (int i = 0; i < n; ++i) misses.push_back({(i * 37) % experts, i});
+    upload(c.misses, misses, stream);
+    upload(c.n_misses, {n}, stream);
+    const int times = std::max(3, 200 / n);
+    const double us = microseconds(stream, times, [&] { gather_experts(c, 0, stream); });
+    std::vector<void*> to, from;
+    std::vector<std::size_t> sizes(static_cast<std::size_t>(n), blob);
+    for (const auto& m : misses) {
+      to.push_back(c.slab + static_cast<std::size_t>(m.slot) * blob);
+      from.push_back(slab.data() + static_cast<std::size_t>(m.expert) * blob);
+    }
+    cudaMemcpyAttributes attributes{};
+    attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+    std::size_t index = 0;
+    const double batch = microseconds(stream, times, [&] {
+      check(
+          cudaMemcpyBatchAsync(to.data(), const_cast<const void* const*>(from.data()), sizes.data(),
+                               static_cast<std::size_t>(n), &attributes, &index, 1, stream),
+          "cudaMemcpyBatchAsync");
+    });
+    const double gigabytes = double(n) * blob * 1e-3;
+    std::printf(
+        "gather, %3d experts: %8.1f us = %.1f GB/s; cudaMemcpyBatchAsync %8.1f us = %.1f GB/s\n", n,
+        us, gigabytes / us, batch, gigabytes / batch);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  const std::int64_t steps = argc > 1 ? std::atoll(argv[1]) : 100000;
+  const Stream stream = make_stream();
+  for (const char* policy : {"lru", "pool", "lrfu:64", "pool-lrfu:16"})
+    if (!same(policy, steps, stream.get())) return 1;
+  time_resolve("lru", 181, stream.get());
+  time_resolve("lrfu", 181, stream.get());
+  time_resolve("pool", 181, stream.get());
+  time_gather(stream.get());
+} catch (const Error& e) {
+  std::fprintf(stderr, "%s\n", e.what());
+  return 1;
+}

@@ -38,14 +38,15 @@ struct ChunkView {  // Chunk, as the device reads it
 
 // One step's inputs in device memory. Addresses depend on the step's shape only.
 struct StepView {
-  const std::int32_t* n_chunks = nullptr;   // [1]
-  const ChunkView* chunks = nullptr;        // [most_chunks]
-  const std::int32_t* row_chunk = nullptr;  // [rows]
-  const std::int32_t* tokens = nullptr;     // [rows]
-  const std::int32_t* positions = nullptr;  // [rows]
-  const std::int32_t* outputs = nullptr;    // [outputs]
-  const std::int32_t* pages = nullptr;      // of all chunks
-  float* state = nullptr;                   // [state rows, state_stride]
+  const std::int32_t* n_chunks = nullptr;    // [1]
+  const ChunkView* chunks = nullptr;         // [most_chunks]
+  const std::int32_t* row_chunk = nullptr;   // [rows]
+  const std::int32_t* tokens = nullptr;      // [rows]
+  const std::int32_t* positions = nullptr;   // [rows]
+  const std::int32_t* outputs = nullptr;     // [outputs]
+  const std::int32_t* pages = nullptr;       // of all chunks
+  const std::int32_t* expert_ids = nullptr;  // [layers, rows, k] where routing is planted
+  float* state = nullptr;                    // [state rows, state_stride]
   std::int64_t state_stride = 0;
   std::int64_t page_tokens = 0;
 

@@ -70,6 +70,9 @@ void StepBlock::upload(const StepInputs& s, const StepMemory& memory,
   for (std::size_t i = 0; i < tables.size(); ++i)
     table_at.push_back(
         layout.take(tables[i] == nullptr ? 0 : s.ngram_rows[i].size() * tables[i]->row_bytes));
+  std::size_t n_ids = 0;
+  for (const auto& ids : s.expert_ids) n_ids += ids.size();
+  const std::size_t expert_ids = ints(n_ids);
   const std::size_t pages = layout.end();
   std::int64_t n_pages = 0;
   for (const Chunk& c : s.chunks) n_pages += page_count(c, memory.page_tokens);
@@ -86,6 +89,11 @@ void StepBlock::upload(const StepInputs& s, const StepMemory& memory,
   put(tokens, s.tokens);
   put(positions, s.positions);
   put(outputs, s.outputs);
+  std::size_t id_at = expert_ids;
+  for (const auto& ids : s.expert_ids) {
+    put(id_at, ids);
+    id_at += ids.size() * sizeof(std::int32_t);
+  }
   auto* row_chunks = reinterpret_cast<std::int32_t*>(h + row_chunk);
   auto* views = reinterpret_cast<ChunkView*>(h + chunks);
   auto* page = reinterpret_cast<std::int32_t*>(h + pages);
@@ -118,11 +126,12 @@ void StepBlock::upload(const StepInputs& s, const StepMemory& memory,
   const auto at = [&](std::size_t offset) {
     return reinterpret_cast<const std::int32_t*>(device_.data() + offset);
   };
-  view_ = {at(n_chunks),        reinterpret_cast<const ChunkView*>(device_.data() + chunks),
-           at(row_chunk),       at(tokens),
-           at(positions),       at(outputs),
-           at(pages),           memory.state,
-           memory.state_stride, memory.page_tokens};
+  view_ = {at(n_chunks),      reinterpret_cast<const ChunkView*>(device_.data() + chunks),
+           at(row_chunk),     at(tokens),
+           at(positions),     at(outputs),
+           at(pages),         at(expert_ids),
+           memory.state,      memory.state_stride,
+           memory.page_tokens};
 }
 
 }  // namespace imp::cuda

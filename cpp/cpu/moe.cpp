@@ -31,6 +31,9 @@ void run(const Route& op, const Context& c) {
       }
       if (!op.renormalise) total = static_cast<float>(c.k.sum_exp(logits, experts, top));
       for (std::int64_t j = 0; j < op.k; ++j) w[j] /= total;
+      if (op.planted >= 0)
+        std::copy_n(c.step.expert_ids[static_cast<std::size_t>(op.planted)].data() + t * op.k, op.k,
+                    c.i32(op.ids) + t * op.k);
     }
   });
 }

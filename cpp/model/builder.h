@@ -30,8 +30,15 @@ struct Mixed {
 
 class Builder {
  public:
-  Builder(Graph& graph, const Model& model, const StateLayout& state, StepShape shape)
-      : g(graph), model(model), h(model.hparams()), state(state), rows(shape.rows), shape(shape) {}
+  Builder(Graph& graph, const Model& model, const StateLayout& state, StepShape shape,
+          bool planted_routing)
+      : g(graph),
+        model(model),
+        h(model.hparams()),
+        state(state),
+        rows(shape.rows),
+        shape(shape),
+        planted_routing(planted_routing) {}
 
   Graph& g;
   const Model& model;
@@ -39,6 +46,7 @@ class Builder {
   const StateLayout& state;
   std::int64_t rows;
   StepShape shape;
+  bool planted_routing;  // expert ids come with the step
 
   const Weight& weight(const std::string& name) const { return model.weight(name + ".weight"); }
   Vector vector(const std::string& name) const { return model.vector(name + ".weight"); }

@@ -8,11 +8,14 @@ namespace imp {
 
 // p = softmax(logits); ids = the k largest (lower id wins ties), weights = p[ids], summing to 1 if
 // renormalise. logits [T, experts]; ids [T, k] int32, weights [T, k], both in rank order.
+// planted: the layer whose ids come from StepInputs::expert_ids instead (with the weights of their
+// ranks), for benchmarks; -1 = none.
 struct Route {
   Tensor logits;
   std::int64_t k;
   bool renormalise;
   Tensor ids, weights;
+  std::int64_t planted = -1;
   template <class R, class W>
   void visit(R reads, W writes) const {
     reads(logits);

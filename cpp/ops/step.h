@@ -24,6 +24,8 @@ struct StepInputs {
   std::vector<std::int32_t> outputs;                  // rows that want logits, ascending
   std::vector<Chunk> chunks;                          // cover all rows, in order
   std::vector<std::vector<std::int32_t>> ngram_rows;  // per n-gram layer: [rows, heads] table rows
+  std::vector<std::vector<std::int32_t>>
+      expert_ids;  // per layer: [rows, k], where Route is planted
 
   const Chunk& chunk_of(std::int64_t row) const {
     std::size_t i = 0;

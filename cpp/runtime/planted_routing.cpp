@@ -89,4 +89,21 @@ void PlantedRouting::next(std::int64_t layer, std::int64_t rows, std::int32_t* i
   }
 }
 
+RecordedRouting::RecordedRouting(std::vector<std::uint16_t> ids, std::int64_t layers,
+                                 std::int64_t k)
+    : ids_(std::move(ids)), layers_(layers), k_(k), at_(static_cast<std::size_t>(layers), 0) {
+  if (layers < 1 || k < 1 || ids_.empty() || std::ssize(ids_) % (layers * k) != 0)
+    fail(ErrorCode::invalid_argument,
+         str(ids_.size(), " recorded experts for ", layers, " layers, ", k, " a token"));
+}
+
+void RecordedRouting::next(std::int64_t layer, std::int64_t rows, std::int32_t* ids) {
+  std::int64_t& at = at_[static_cast<std::size_t>(layer)];
+  const std::int64_t tokens = std::ssize(ids_) / (layers_ * k_);
+  for (std::int64_t r = 0; r < rows; ++r, ids += k_) {
+    std::copy_n(ids_.begin() + (at * layers_ + layer) * k_, k_, ids);
+    at = (at + 1) % tokens;
+  }
+}
+
 }  // namespace imp

@@ -38,4 +38,17 @@ class PlantedRouting {
   std::uint64_t random_;
 };
 
+// Recorded ids, from the start again after the last token.
+class RecordedRouting {
+ public:
+  // ids [tokens, layers, k]; fails (invalid_argument) if their number does not fit or is 0.
+  RecordedRouting(std::vector<std::uint16_t> ids, std::int64_t layers, std::int64_t k);
+  void next(std::int64_t layer, std::int64_t rows, std::int32_t* ids);
+
+ private:
+  std::vector<std::uint16_t> ids_;
+  std::int64_t layers_, k_;
+  std::vector<std::int64_t> at_;  // [layers] next token
+};
+
 }  // namespace imp

@@ -26,7 +26,7 @@ bool matches(std::string_view pattern, std::string_view text) {
 
 Program Programs::make(StepShape shape) const {
   auto graph = std::make_shared<Graph>();
-  Builder builder(*graph, model_, state_, shape);
+  Builder builder(*graph, model_, state_, shape, planted_routing_);
   Program program;
   program.results = model_.arch().build(builder);
   if (program.results.logits) graph->keep(program.results.logits);

@@ -29,12 +29,13 @@ struct Program {
 class Programs {
  public:
   Programs(Backend& backend, const Model& model, const StateLayout& state, std::int64_t context,
-           std::vector<std::string> tap_patterns)
+           std::vector<std::string> tap_patterns, bool planted_routing = false)
       : backend_(backend),
         model_(model),
         state_(state),
         context_(context),
-        patterns_(std::move(tap_patterns)) {}
+        patterns_(std::move(tap_patterns)),
+        planted_routing_(planted_routing) {}
 
   // Valid until the next call.
   Program& get(StepShape shape);
@@ -47,6 +48,7 @@ class Programs {
   const StateLayout& state_;
   std::int64_t context_;
   std::vector<std::string> patterns_;
+  bool planted_routing_;
   std::list<std::pair<StepShape, Program>> programs_;  // most recent first
 };
 

@@ -75,7 +75,8 @@ Session::Session(std::shared_ptr<const Model> model, std::shared_ptr<Backend> ba
       n_ctx_(choose_context(*model_, options)),
       memory_(*backend_, model_->hparams(), pool_pages(model_->hparams(), options, n_ctx_),
               options.max_seqs, options.poison, rows_each(options) - 1),
-      programs_(*backend_, *model_, memory_.layout(), n_ctx_, options.taps),
+      programs_(*backend_, *model_, memory_.layout(), n_ctx_, options.taps,
+                static_cast<bool>(options.routing)),
       model_hash_(imp::model_hash(*model_)) {}
 
 std::expected<SeqId, Shortage> Session::open() {
@@ -177,6 +178,17 @@ void Session::pack(std::span<const StepRequest> requests) {
       ngram_rows(*h.ngram, h.ngram->layers[i], s.tokens, static_cast<std::size_t>(position),
                  rows.data() + first);
     }
+  }
+  if (!options_.routing) return;
+  step_.expert_ids.resize(static_cast<std::size_t>(h.layers));
+  for (std::int64_t l = 0; l < h.layers; ++l) {
+    std::vector<std::int32_t>& ids = step_.expert_ids[static_cast<std::size_t>(l)];
+    ids.resize(static_cast<std::size_t>(row * h.moe.used));
+    options_.routing(l, row, ids.data());
+    for (const std::int32_t e : ids)
+      if (e < 0 || e >= h.moe.experts)
+        fail(ErrorCode::invalid_argument,
+             str("planted expert ", e, " of ", h.moe.experts, " in layer ", l));
   }
 }
 

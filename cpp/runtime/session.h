@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <expected>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -29,6 +30,9 @@ struct SessionOptions {
   // Tokens of cache for all sequences together; 0 = a full context for each, one_context = one.
   std::int64_t cache_tokens = 0;
   std::int64_t rollback_tokens = 0;  // that truncate() can take back; 0 = none
+  // Fills ids [rows, k] of a layer, once a layer and step, instead of the router; empty = the
+  // router's own.
+  std::function<void(std::int64_t layer, std::int64_t rows, std::int32_t* ids)> routing;
 };
 inline constexpr std::int64_t one_context = -1;
 inline constexpr std::int64_t max_ctx = std::int64_t{1} << 30;

@@ -12,6 +12,7 @@
 
 namespace {
 
+using IdsArray = nb::ndarray<nb::numpy, std::uint16_t, nb::ndim<3>>;
 using Ids = nb::ndarray<const std::uint16_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
 struct PyRouting {
@@ -19,7 +20,7 @@ struct PyRouting {
   std::int64_t layers, k;
 };
 
-nb::object planted(PyRouting& p, std::int64_t rows) {
+IdsArray planted(PyRouting& p, std::int64_t rows) {
   if (rows < 0) imp::fail(imp::ErrorCode::invalid_argument, imp::str(rows, " tokens"));
   const auto n = static_cast<std::size_t>(rows * p.layers * p.k);
   auto ids = std::make_unique<std::vector<std::uint16_t>>(n);
@@ -36,11 +37,10 @@ nb::object planted(PyRouting& p, std::int64_t rows) {
   std::uint16_t* data = ids->data();
   const nb::capsule owner(
       ids.release(), [](void* v) noexcept { delete static_cast<std::vector<std::uint16_t>*>(v); });
-  return nb::cast(nb::ndarray<nb::numpy, std::uint16_t, nb::ndim<3>>(
-      data,
-      {static_cast<std::size_t>(rows), static_cast<std::size_t>(p.layers),
-       static_cast<std::size_t>(p.k)},
-      owner));
+  return IdsArray(data,
+                  {static_cast<std::size_t>(rows), static_cast<std::size_t>(p.layers),
+                   static_cast<std::size_t>(p.k)},
+                  owner);
 }
 
 nb::dict simulate(const Ids& ids, std::vector<std::int32_t> step_rows, std::int64_t experts,

@@ -2,6 +2,7 @@
 #include "cpp/runtime/session.h"
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -9,9 +10,11 @@
 
 #include <atomic>
 #include <cstring>
+#include <optional>
 #include <span>
 
 #include "cpp/core/error.h"
+#include "cpp/runtime/planted_routing.h"
 #include "cpp/runtime/score.h"
 #include "python/bindings/bindings.h"
 
@@ -54,6 +57,32 @@ class PySession {
   std::atomic<bool> busy_{false};
 };
 
+using RoutingIds = nb::ndarray<const std::uint16_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+
+// Who chooses experts: "model" (nobody else), a hit curve by name, or recorded ids.
+decltype(imp::SessionOptions::routing) routed_by(const imp::HParams& h, const std::string& name,
+                                                 const std::optional<RoutingIds>& ids) {
+  if (ids) {
+    if (static_cast<std::int64_t>(ids->shape(1)) != h.layers ||
+        static_cast<std::int64_t>(ids->shape(2)) != h.moe.used)
+      imp::fail(imp::ErrorCode::invalid_argument,
+                imp::str("recorded routing of ", ids->shape(1), " layers, ", ids->shape(2),
+                         " experts a token; the model has ", h.layers, " and ", h.moe.used));
+    auto recorded = std::make_shared<imp::RecordedRouting>(
+        std::vector<std::uint16_t>(ids->data(), ids->data() + ids->size()), h.layers, h.moe.used);
+    return [recorded](std::int64_t layer, std::int64_t rows, std::int32_t* to) {
+      recorded->next(layer, rows, to);
+    };
+  }
+  if (name == "model") return {};
+  constexpr std::uint64_t seed = 1;
+  auto planted = std::make_shared<imp::PlantedRouting>(h.layers, h.moe.experts, h.moe.used,
+                                                       imp::read_curve(name, h.moe.experts), seed);
+  return [planted](std::int64_t layer, std::int64_t rows, std::int32_t* to) {
+    planted->next(layer, rows, to);
+  };
+}
+
 nb::object tap_array(const imp::TapData& t) {
   auto* copy = new std::vector<std::byte>(t.data);
   const nb::capsule owner(copy,
@@ -75,10 +104,13 @@ void bind_session(nb::module_& m) {
              std::int64_t max_seqs, std::int64_t n_ubatch, int n_threads,
              const std::string& kernels, std::vector<std::string> taps, bool poison, bool profile,
              const std::string& device, bool graphs, std::int64_t cache_tokens,
-             std::int64_t rollback_tokens) {
+             std::int64_t rollback_tokens, const std::string& routing,
+             const std::optional<RoutingIds>& routing_ids) {
+            const imp::HParams& h = model->hparams();
+            auto ids = routed_by(h, routing, routing_ids);
             new (self) PySession(std::move(model),
                                  {n_ctx, max_seqs, n_ubatch, std::move(taps), poison, profile,
-                                  cache_tokens, rollback_tokens},
+                                  cache_tokens, rollback_tokens, std::move(ids)},
                                  device == "cuda" ? imp::make_cuda_backend({0, graphs})
                                                   : imp::make_cpu_backend({n_threads, kernels}));
           },
@@ -86,7 +118,8 @@ void bind_session(nb::module_& m) {
           nb::arg("n_ubatch") = 512, nb::arg("n_threads") = 0, nb::arg("kernels") = "auto",
           nb::arg("taps") = std::vector<std::string>{}, nb::arg("poison") = false,
           nb::arg("profile") = false, nb::arg("device") = "cpu", nb::arg("graphs") = true,
-          nb::arg("cache_tokens") = 0, nb::arg("rollback_tokens") = 0)
+          nb::arg("cache_tokens") = 0, nb::arg("rollback_tokens") = 0, nb::arg("routing") = "model",
+          nb::arg("routing_ids") = nb::none())
       .def("close", &PySession::close)
       .def_prop_ro("n_ctx",
                    [](PySession& s) { return s.use([](imp::Session& x) { return x.n_ctx(); }); })

@@ -145,6 +145,8 @@ class Session:
         graphs: bool = True,
         cache_tokens: int = 0,
         rollback_tokens: int = 0,
+        routing: str = "model",
+        routing_ids: NDArray[np.uint16] | None = None,
     ) -> None: ...
     def close(self) -> None: ...
     @property

@@ -39,6 +39,7 @@ class Session:
         graphs: bool = True,
         cache_tokens: int | None = None,
         rollback_tokens: int = 0,
+        routing: str | npt.NDArray[np.uint16] = "model",
     ):
         """Plan memory.
 
@@ -58,6 +59,9 @@ class Session:
             cache_tokens: of all sequences together; None = a full context for each,
                 ONE_CONTEXT = one full context that they share.
             rollback_tokens: that truncate() can take back from a sequence.
+            routing: who chooses experts: "model"; for benchmarks "prose" or "uniform" (planted ids
+                that follow a hit curve, whatever the router says), or recorded ids, uint16
+                [tokens, layers, k], from the start again after the last.
 
         Raises:
             ImpError: a number is out of range, or memory is too small (naming both numbers).
@@ -78,7 +82,10 @@ class Session:
             graphs=graphs,
             cache_tokens=cache_tokens or 0,
             rollback_tokens=rollback_tokens,
+            routing=routing if isinstance(routing, str) else "model",
+            routing_ids=None if isinstance(routing, str) else np.ascontiguousarray(routing),
         )
+        self.routing = "recorded" if not isinstance(routing, str) else routing
         # Any thread may ask for these, even while a step runs.
         self._n_ctx, self._n_ubatch = self.core.n_ctx, self.core.n_ubatch
         self._closed = False

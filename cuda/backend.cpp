@@ -19,7 +19,7 @@ class CudaBackend final : public Backend {
       : shared_(std::make_shared<cuda::Shared>(options.device, options.graphs)),
         detail_(std::move(detail)) {}
 
-  BackendInfo info() const override { return {"cuda", detail_}; }
+  BackendInfo info() const override { return {"cuda", detail_, {DType::f32}}; }
 
   Block alloc(std::size_t bytes, const char* what) override {
     shared_->enter();
@@ -37,9 +37,9 @@ class CudaBackend final : public Backend {
     if (on_host(to) || on_host(from)) sync();
   }
 
-  void fill(float* p, std::int64_t n, float value) override {
+  void fill(std::byte* p, std::size_t bytes, std::byte value) override {
     shared_->enter();
-    cuda::fill_floats(p, n, value, stream());
+    check(cudaMemsetAsync(p, std::to_integer<int>(value), bytes, stream()), "cudaMemsetAsync");
   }
 
   std::unique_ptr<Executable> compile(std::shared_ptr<const Graph> graph, Plan plan,

@@ -16,7 +16,7 @@ constexpr std::int64_t most_captured_rows = 64;  // larger steps gain nothing fr
 struct Addresses {
   int arena = 0, scratch = 0, step = 0;
   const float* state = nullptr;
-  const float* keys = nullptr;
+  const std::byte* keys = nullptr;
   friend bool operator==(const Addresses&, const Addresses&) = default;
 };
 

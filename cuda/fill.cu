@@ -1,6 +1,4 @@
-// Constant values, for poisoning and clearing sequence memory, and synthetic weights.
-#include <algorithm>
-
+// Synthetic weights.
 #include "cpp/model/synthetic_words.h"
 #include "cuda/check.h"
 #include "cuda/common/math.cuh"
@@ -9,11 +7,6 @@
 
 namespace imp::cuda {
 namespace {
-
-__global__ void fill_kernel(float* p, std::int64_t n, float value) {
-  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
-  for (std::int64_t i = global_thread(); i < n; i += step) p[i] = value;
-}
 
 __global__ void synthetic_kernel(DType type, std::uint64_t seed, float amplitude,
                                  std::uint64_t first, std::uint64_t n, std::uint32_t* to) {
@@ -31,14 +24,6 @@ void fill_synthetic(const Weight& shape, std::size_t first, std::size_t words, s
       shape.dtype, shape.seed, synthetic_amplitude(shape.cols), first, words,
       reinterpret_cast<std::uint32_t*>(to));
   check_launch("fill_synthetic");
-}
-
-void fill_floats(float* p, std::int64_t n, float value, cudaStream_t stream) {
-  constexpr std::int64_t most_blocks = 4096;
-  if (n == 0) return;
-  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(most_blocks, blocks_for(n)));
-  fill_kernel<<<blocks, block_threads, 0, stream>>>(p, n, value);
-  check_launch("fill");
 }
 
 }  // namespace imp::cuda

@@ -81,8 +81,8 @@ void run(const KvStore& op, const Context& c) {
   const auto rows = static_cast<unsigned>(c.rows(op.k));
   if (rows == 0) return;
   const KvLayer& kv = c.kv[op.layer];
-  launch(kv_store_kernel, rows, block_threads, 0, c.stream, c.step, c.f32(op.k), c.f32(op.v), kv.k,
-         kv.v, op.width);
+  launch(kv_store_kernel, rows, block_threads, 0, c.stream, c.step, c.f32(op.k), c.f32(op.v),
+         reinterpret_cast<float*>(kv.k), reinterpret_cast<float*>(kv.v), op.width);
 }
 
 }  // namespace imp::cuda

@@ -39,9 +39,6 @@ void run(const MoeFfn&, const Context&);
 // How many warps share a group of a weight's rows.
 int warps_per_row(const Matrix&);
 
-// p[0..n) = value
-void fill_floats(float* p, std::int64_t n, float value, cudaStream_t);
-
 // Device memory that an op needs while it runs. `rows` is the op's number of activation rows.
 std::size_t scratch_bytes(const IndexSelect&, std::int64_t rows, std::int64_t context);
 std::size_t scratch_bytes(const Attend&, std::int64_t rows);

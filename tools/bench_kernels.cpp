@@ -169,27 +169,32 @@ void experts(const Kernels& kernels) {
 
 void attention(const Kernels& kernels) {
   constexpr std::int64_t dim = 256, heads = 12;
-  for (std::int64_t n : {64, 512, 2048, 16384}) {
-    const auto kv = random_floats(static_cast<std::size_t>(2 * n * dim));
-    const auto q = random_floats(heads * dim);
-    std::vector<const float*> keys, values;
-    for (std::int64_t i = 0; i < n; ++i) {
-      keys.push_back(&kv[static_cast<std::size_t>(2 * i * dim)]);
-      values.push_back(&kv[static_cast<std::size_t>((2 * i + 1) * dim)]);
+  for (const DType type : {DType::f32, DType::f16, DType::bf16, DType::q8_0})
+    for (std::int64_t n : {64, 512, 2048, 16384}) {
+      const auto kv = random_floats(static_cast<std::size_t>(2 * n * dim));
+      const auto q = random_floats(heads * dim);
+      const std::size_t row = row_bytes(type, dim);
+      const auto stored = make_array<std::byte>(static_cast<std::size_t>(2 * n) * row);
+      std::vector<const std::byte*> rows[2];  // keys, values
+      for (std::int64_t i = 0; i < 2 * n; ++i) {
+        std::byte* at = &stored[static_cast<std::size_t>(i) * row];
+        encode_row(type, &kv[static_cast<std::size_t>(i * dim)], dim, at);
+        rows[i % 2].push_back(at);
+      }
+      const auto repeats = std::max<std::int64_t>(1, 65536 / n);
+      const double s = seconds([&](int) {
+        const auto scores = make_array<float>(static_cast<std::size_t>(heads * (n + 16)));
+        const auto out = make_array<float>(heads * dim);
+        for (std::int64_t r = 0; r < repeats; ++r)
+          kernels.attend({type, type, rows[0].data(), rows[1].data(), n}, q.get(), dim, heads, dim,
+                         0.0625f, scores.get(), out.get(), dim);
+      });
+      std::printf("attend: %-4s, %lld heads x %lld, %6lld keys: %8.1f us, %6.1f GFLOP/s a thread\n",
+                  std::string(type_info(type).name).c_str(), static_cast<long long>(heads),
+                  static_cast<long long>(dim), static_cast<long long>(n),
+                  s / static_cast<double>(repeats) * 1e6,
+                  4e-9 * static_cast<double>(heads * dim * n * repeats) / s);
     }
-    const auto repeats = std::max<std::int64_t>(1, 65536 / n);
-    const double s = seconds([&](int) {
-      const auto scores = make_array<float>(static_cast<std::size_t>(heads * (n + 16)));
-      const auto out = make_array<float>(heads * dim);
-      for (std::int64_t r = 0; r < repeats; ++r)
-        kernels.attend(q.get(), dim, keys.data(), values.data(), n, heads, dim, 0.0625f,
-                       scores.get(), out.get(), dim);
-    });
-    std::printf("attend: %lld heads x %lld, %6lld keys: %8.1f us, %6.1f GFLOP/s a thread\n",
-                static_cast<long long>(heads), static_cast<long long>(dim),
-                static_cast<long long>(n), s / static_cast<double>(repeats) * 1e6,
-                4e-9 * static_cast<double>(heads * dim * n * repeats) / s);
-  }
 }
 
 void recurrent(const Kernels& kernels) {

@@ -25,6 +25,12 @@ std::int64_t page_of(const Chunk& chunk, std::int64_t position, std::int64_t pag
   return chunk.pages[position / page_tokens];
 }
 
+// Where the cache holds a position, in tokens.
+std::size_t slot_of(const Chunk& chunk, std::int64_t position, std::int64_t page_tokens) {
+  return static_cast<std::size_t>(page_of(chunk, position, page_tokens) * page_tokens +
+                                  position % page_tokens);
+}
+
 std::int64_t block_dim_padded(std::int64_t n) { return (n + 15) / 16 * 16; }
 
 }  // namespace
@@ -53,16 +59,16 @@ void run(const HeadNormRope& op, const Context& c) {
 
 void run(const KvStore& op, const Context& c) {
   const KvLayer& kv = c.memory.kv[static_cast<std::size_t>(op.layer)];
-  const std::int64_t page_tokens = c.memory.page_tokens;
-  const auto bytes = static_cast<std::size_t>(op.width) * sizeof(float);
-  for (const Chunk& chunk : c.step.chunks)
-    for (std::int64_t i = 0; i < chunk.rows; ++i) {
-      const std::int64_t p = chunk.position + i;
-      const std::int64_t at =
-          (page_of(chunk, p, page_tokens) * page_tokens + p % page_tokens) * op.width;
-      std::memcpy(kv.k + at, c.row(op.k, chunk.row + i), bytes);
-      std::memcpy(kv.v + at, c.row(op.v, chunk.row + i), bytes);
+  const CacheTypes types = c.memory.types;
+  const std::size_t k_bytes = row_bytes(types.k, op.width), v_bytes = row_bytes(types.v, op.width);
+  c.over_rows(c.rows(op.k), 2 * op.width, [&](std::int64_t t0, std::int64_t t1, int) {
+    for (std::int64_t t = t0; t < t1; ++t) {
+      const Chunk& chunk = c.step.chunk_of(t);
+      const std::size_t at = slot_of(chunk, chunk.position + t - chunk.row, c.memory.page_tokens);
+      encode_row(types.k, c.row(op.k, t), op.width, kv.k + at * k_bytes);
+      encode_row(types.v, c.row(op.v, t), op.width, kv.v + at * v_bytes);
     }
+  });
 }
 
 void run(const IndexKeys& op, const Context& c) {
@@ -123,8 +129,9 @@ void run(const IndexSelect& op, const Context& c) {
 
 void run(const Attend& op, const Context& c) {
   const KvLayer& kv = c.memory.kv[static_cast<std::size_t>(op.layer)];
-  const std::int64_t page_tokens = c.memory.page_tokens, width = op.kv_heads * op.dim,
-                     group = op.heads / op.kv_heads;
+  const std::int64_t page_tokens = c.memory.page_tokens, group = op.heads / op.kv_heads;
+  const CacheTypes types = c.memory.types;
+  const std::size_t k_bytes = row_bytes(types.k, op.dim), v_bytes = row_bytes(types.v, op.dim);
   const float scale = 1 / std::sqrt(static_cast<float>(op.dim));
   c.pool.parallel_for(c.rows(op.q) * op.kv_heads, [&](std::int64_t task, int thread) {
     const std::int64_t t = task / op.kv_heads, head = task % op.kv_heads;
@@ -134,17 +141,17 @@ void run(const Attend& op, const Context& c) {
     const bool sparse = selected != nullptr && selected[0] >= 0;
     const std::int64_t most = sparse ? (op.blocks + 1) * op.ratio : visible;
 
-    auto** keys = reinterpret_cast<const float**>(c.scratch(thread));
-    const float** values = keys + most;
+    auto** keys = reinterpret_cast<const std::byte**>(c.scratch(thread));
+    const std::byte** values = keys + most;
     auto* scores = reinterpret_cast<float*>(values + most);
     std::int64_t n = 0;
     const auto take = [&](std::int64_t first, std::int64_t end) {
       for (std::int64_t p = first; p < end; ++p, ++n) {
-        const std::int64_t at =
-            (page_of(chunk, p, page_tokens) * page_tokens + p % page_tokens) * width +
-            head * op.dim;
-        keys[n] = kv.k + at;
-        values[n] = kv.v + at;
+        const std::size_t at =
+            slot_of(chunk, p, page_tokens) * static_cast<std::size_t>(op.kv_heads) +
+            static_cast<std::size_t>(head);
+        keys[n] = kv.k + at * k_bytes;
+        values[n] = kv.v + at * v_bytes;
       }
     };
     if (sparse) {
@@ -156,8 +163,8 @@ void run(const Attend& op, const Context& c) {
     }
     const std::int64_t first = head * group;
     float* y = c.row(op.y, t) + first * op.dim;
-    c.k.attend(c.row(op.q, t) + first * op.dim, op.dim, keys, values, n, group, op.dim, scale,
-               scores, y, op.dim);
+    c.k.attend({types.k, types.v, keys, values, n}, c.row(op.q, t) + first * op.dim, op.dim, group,
+               op.dim, scale, scores, y, op.dim);
     for (std::int64_t h = 0; h < group; ++h)
       c.k.sigmoid_mul(c.row(op.qg, t) + (2 * (first + h) + 1) * op.dim, y + h * op.dim, op.dim);
   });

@@ -84,7 +84,9 @@ class CpuBackend final : public Backend {
             cpu::choose_kernels(o.kernels))) {}
 
   BackendInfo info() const override {
-    return {"cpu", str(shared_->kernels.name, ", ", shared_->pool.size(), " threads")};
+    return {"cpu",
+            str(shared_->kernels.name, ", ", shared_->pool.size(), " threads"),
+            {DType::f32, DType::f16, DType::bf16, DType::q8_0}};
   }
   Block alloc(std::size_t bytes, const char* what) override {
     const auto buffer = std::make_shared<Buffer>(bytes, what);
@@ -93,7 +95,9 @@ class CpuBackend final : public Backend {
   void copy(std::byte* to, const std::byte* from, std::size_t bytes) override {
     std::memcpy(to, from, bytes);
   }
-  void fill(float* p, std::int64_t n, float value) override { std::fill_n(p, n, value); }
+  void fill(std::byte* p, std::size_t bytes, std::byte value) override {
+    std::memset(p, std::to_integer<int>(value), bytes);
+  }
   std::unique_ptr<Executable> compile(std::shared_ptr<const Graph> graph, Plan plan,
                                       std::int64_t context) override {
     return std::make_unique<CpuExecutable>(shared_, std::move(graph), std::move(plan), context);

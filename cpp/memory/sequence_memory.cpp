@@ -2,66 +2,77 @@
 #include "cpp/memory/sequence_memory.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
+
+#include "cpp/memory/cache_types.h"
 
 namespace imp {
 namespace {
 
-constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+// NaN as fp32, fp16 and bf16, and as the scale of a Q8_0 block.
+constexpr std::byte poison_byte{0xff};
 
-std::int64_t kv_width(const HParams& h) { return h.attention.kv_heads * h.attention.head_dim; }
-std::int64_t index_floats(const HParams& h) {
+std::size_t bytes(std::int64_t floats) { return static_cast<std::size_t>(floats) * sizeof(float); }
+std::size_t kv_bytes(const HParams& h, DType type) {
+  return static_cast<std::size_t>(page_tokens(h)) *
+         row_bytes(type, h.attention.kv_heads * h.attention.head_dim);
+}
+std::size_t index_bytes(const HParams& h) {
   return h.attention.indexer
-             ? page_tokens(h) / h.attention.indexer->ratio * h.attention.indexer->key_dim
+             ? bytes(page_tokens(h) / h.attention.indexer->ratio * h.attention.indexer->key_dim)
              : 0;
 }
-constexpr std::size_t bytes(std::int64_t floats) {
-  return static_cast<std::size_t>(floats) * sizeof(float);
+template <class T>
+std::byte* raw(T* p) {
+  return reinterpret_cast<std::byte*>(p);
 }
-std::byte* raw(float* p) { return reinterpret_cast<std::byte*>(p); }
 
 }  // namespace
 
-MemoryCost memory_cost(const HParams& h) {
+MemoryCost memory_cost(const HParams& h, CacheTypes types) {
+  check_cache_types(types, h);
   const StateLayout layout = state_layout(h);
-  const std::int64_t page =
-      layout.attention_layers * (2 * page_tokens(h) * kv_width(h) + index_floats(h));
-  return {static_cast<std::int64_t>(bytes(page)), static_cast<std::int64_t>(bytes(layout.floats))};
+  const std::size_t page = kv_bytes(h, types.k) + kv_bytes(h, types.v) + index_bytes(h);
+  return {layout.attention_layers * static_cast<std::int64_t>(page),
+          static_cast<std::int64_t>(bytes(layout.floats))};
 }
 
-SequenceMemory::SequenceMemory(Backend& backend, const HParams& h, std::int64_t pages,
-                               std::int64_t rows, bool poison, std::int64_t kept)
+SequenceMemory::SequenceMemory(Backend& backend, const HParams& h, CacheTypes types,
+                               std::int64_t pages, std::int64_t rows, bool poison,
+                               std::int64_t kept)
     : backend_(backend),
       layout_(state_layout(h)),
       poison_(poison),
       kept_(kept),
-      kv_floats_(imp::page_tokens(h) * kv_width(h)),
-      index_floats_(imp::index_floats(h)),
+      k_bytes_(kv_bytes(h, types.k)),
+      v_bytes_(kv_bytes(h, types.v)),
+      index_bytes_(index_bytes(h)),
       pages_(pages),
       rows_(rows) {
-  const auto alloc = [&](std::int64_t floats, const char* what) {
-    if (floats == 0) return static_cast<float*>(nullptr);
-    blocks_.push_back(backend.alloc(bytes(floats), what));
-    float* p = reinterpret_cast<float*>(blocks_.back().get());
-    if (poison) backend.fill(p, floats, nan);
-    return p;
+  check_cache_types(types, h);
+  const auto alloc = [&](std::int64_t count, std::size_t each, const char* what) {
+    const std::size_t size = static_cast<std::size_t>(count) * each;
+    if (size == 0) return static_cast<std::byte*>(nullptr);
+    blocks_.push_back(backend.alloc(size, what));
+    if (poison) backend.fill(blocks_.back().get(), size, poison_byte);
+    return blocks_.back().get();
   };
   step_.page_tokens = imp::page_tokens(h);
+  step_.types = types;
   step_.state_stride = layout_.floats;
-  step_.state = alloc(rows * (1 + kept) * layout_.floats, "sequence state");
+  step_.state =
+      reinterpret_cast<float*>(alloc(rows * (1 + kept), bytes(layout_.floats), "sequence state"));
   for (std::int64_t l = 0; l < layout_.attention_layers; ++l)
-    step_.kv.push_back({alloc(pages * kv_floats_, "key cache"),
-                        alloc(pages * kv_floats_, "value cache"),
-                        alloc(pages * index_floats_, "index keys")});
+    step_.kv.push_back({alloc(pages, k_bytes_, "key cache"), alloc(pages, v_bytes_, "value cache"),
+                        reinterpret_cast<float*>(alloc(pages, index_bytes_, "index keys"))});
 }
 
 template <class F>
 void SequenceMemory::each_part(std::int32_t page, F f) const {
+  const auto p = static_cast<std::size_t>(page);
   for (const KvLayer& kv : step_.kv) {
-    f(kv.k + page * kv_floats_, kv_floats_);
-    f(kv.v + page * kv_floats_, kv_floats_);
-    if (kv.index != nullptr) f(kv.index + page * index_floats_, index_floats_);
+    f(kv.k + p * k_bytes_, k_bytes_);
+    f(kv.v + p * v_bytes_, v_bytes_);
+    if (kv.index != nullptr) f(raw(kv.index) + p * index_bytes_, index_bytes_);
   }
 }
 
@@ -93,7 +104,7 @@ std::expected<void, Shortage> SequenceMemory::reserve(SequenceState& s, std::int
   std::vector<std::int32_t> fresh;
   if (auto r = pages_.take(missing + std::ssize(shared), fresh); !r) return r;
   if (poison_)
-    for (const std::int32_t p : fresh) fill_page(p, nan);
+    for (const std::int32_t p : fresh) poison_page(p);
   for (std::int32_t* page : shared) {
     copy_page(fresh.back(), *page);
     pages_.release(*page);
@@ -114,7 +125,9 @@ void SequenceMemory::drop_pages(SequenceState& s, std::int64_t length) {
 void SequenceMemory::close(SequenceState& s) {
   for (const std::int32_t p : s.pages) pages_.release(p);
   if (s.row >= 0) {
-    if (poison_) backend_.fill(step_.state + s.row * step_.state_stride, step_.state_stride, nan);
+    if (poison_)
+      backend_.fill(raw(step_.state + s.row * step_.state_stride), bytes(step_.state_stride),
+                    poison_byte);
     rows_.release(s.row);
   }
   s = {};
@@ -126,20 +139,21 @@ void SequenceMemory::copy_row(std::int64_t to, std::int64_t from) {
 }
 
 void SequenceMemory::clear_row(std::int64_t row) {
-  backend_.fill(step_.state + row * step_.state_stride, step_.state_stride, 0.0f);
+  backend_.fill(raw(step_.state + row * step_.state_stride), bytes(step_.state_stride),
+                std::byte{0});
 }
 
 std::size_t SequenceMemory::saved_bytes(std::int64_t length) const {
-  const std::int64_t page = 2 * kv_floats_ + index_floats_;
-  return bytes(step_.state_stride + pages_for(length) * std::ssize(step_.kv) * page);
+  const std::size_t page = step_.kv.size() * (k_bytes_ + v_bytes_ + index_bytes_);
+  return bytes(step_.state_stride) + static_cast<std::size_t>(pages_for(length)) * page;
 }
 
 void SequenceMemory::save(const SequenceState& s, std::int64_t length, std::byte* out) {
-  const auto put = [&](const float* from, std::int64_t floats) {
-    backend_.copy(out, reinterpret_cast<const std::byte*>(from), bytes(floats));
-    out += bytes(floats);
+  const auto put = [&](const std::byte* from, std::size_t size) {
+    backend_.copy(out, from, size);
+    out += size;
   };
-  put(step_.state + s.row * step_.state_stride, step_.state_stride);
+  put(raw(step_.state + s.row * step_.state_stride), bytes(step_.state_stride));
   for (std::int64_t i = 0; i < pages_for(length); ++i)
     each_part(s.pages[static_cast<std::size_t>(i)], put);
   backend_.sync();
@@ -153,28 +167,25 @@ std::expected<SequenceState, Shortage> SequenceMemory::load(std::int64_t length,
     close(*s);
     return std::unexpected(room.error());
   }
-  const auto get = [&](float* to, std::int64_t floats) {
-    backend_.copy(raw(to), saved, bytes(floats));
-    saved += bytes(floats);
+  const auto get = [&](std::byte* to, std::size_t size) {
+    backend_.copy(to, saved, size);
+    saved += size;
   };
-  get(step_.state + s->row * step_.state_stride, step_.state_stride);
+  get(raw(step_.state + s->row * step_.state_stride), bytes(step_.state_stride));
   for (const std::int32_t page : s->pages) each_part(page, get);
   backend_.sync();
   return s;
 }
 
-void SequenceMemory::fill_page(std::int32_t page, float value) {
-  each_part(page, [&](float* p, std::int64_t floats) { backend_.fill(p, floats, value); });
+void SequenceMemory::poison_page(std::int32_t page) {
+  each_part(page, [&](std::byte* p, std::size_t size) { backend_.fill(p, size, poison_byte); });
 }
 
 void SequenceMemory::copy_page(std::int32_t to, std::int32_t from) {
-  for (const KvLayer& kv : step_.kv) {
-    backend_.copy(raw(kv.k + to * kv_floats_), raw(kv.k + from * kv_floats_), bytes(kv_floats_));
-    backend_.copy(raw(kv.v + to * kv_floats_), raw(kv.v + from * kv_floats_), bytes(kv_floats_));
-    if (kv.index != nullptr)
-      backend_.copy(raw(kv.index + to * index_floats_), raw(kv.index + from * index_floats_),
-                    bytes(index_floats_));
-  }
+  std::vector<const std::byte*> sources;
+  each_part(from, [&](const std::byte* p, std::size_t) { sources.push_back(p); });
+  auto source = sources.begin();
+  each_part(to, [&](std::byte* p, std::size_t size) { backend_.copy(p, *source++, size); });
 }
 
 }  // namespace imp

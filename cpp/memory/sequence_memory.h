@@ -26,14 +26,15 @@ struct MemoryCost {
     return (context + page_tokens - 1) / page_tokens;
   }
 };
-MemoryCost memory_cost(const HParams&);
+// Fails (unsupported) if the model's heads cannot be stored as `types`.
+MemoryCost memory_cost(const HParams&, CacheTypes types);
 
 class SequenceMemory {
  public:
   // Room for `rows` sequences, with `kept` more state rows each for the owner's checkpoints.
   // `poison` fills freed and fresh memory with NaN, so that a read of what nobody wrote shows.
-  SequenceMemory(Backend& backend, const HParams& h, std::int64_t pages, std::int64_t rows,
-                 bool poison, std::int64_t kept = 0);
+  SequenceMemory(Backend& backend, const HParams& h, CacheTypes types, std::int64_t pages,
+                 std::int64_t rows, bool poison, std::int64_t kept = 0);
 
   const StepMemory& step() const { return step_; }
   const StateLayout& layout() const { return layout_; }
@@ -66,7 +67,7 @@ class SequenceMemory {
   std::expected<SequenceState, Shortage> load(std::int64_t length, const std::byte* saved);
 
  private:
-  void fill_page(std::int32_t page, float value);
+  void poison_page(std::int32_t page);
   void copy_page(std::int32_t to, std::int32_t from);
   std::int64_t pages_for(std::int64_t tokens) const {
     return (tokens + page_tokens() - 1) / page_tokens();
@@ -78,9 +79,8 @@ class SequenceMemory {
   Backend& backend_;
   StateLayout layout_;
   bool poison_;
-  std::int64_t kept_;              // checkpoint rows of a sequence
-  std::int64_t kv_floats_ = 0;     // of one page of k (or v) of one layer
-  std::int64_t index_floats_ = 0;  // of one page of block keys
+  std::int64_t kept_;                            // checkpoint rows of a sequence
+  std::size_t k_bytes_, v_bytes_, index_bytes_;  // of one page of one layer
   std::vector<Block> blocks_;
   StepMemory step_;
   PagePool pages_;

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "cpp/quant/quant.h"
+
 namespace imp {
 
 // Consecutive tokens of one sequence inside a step.
@@ -34,10 +36,16 @@ struct StepInputs {
   }
 };
 
+// How the cache stores keys and values. Block keys are fp32 whatever these are.
+struct CacheTypes {
+  DType k = DType::f32, v = DType::f32;
+  friend bool operator==(CacheTypes, CacheTypes) = default;
+};
+
 // One attention layer's paged cache. Page p holds tokens p * page_tokens .. of its sequence.
 struct KvLayer {
-  float* k = nullptr;  // [pages, page_tokens, kv_heads, head_dim], normed and rotated
-  float* v = nullptr;  // [pages, page_tokens, kv_heads, head_dim]
+  std::byte* k = nullptr;  // [pages, page_tokens, kv_heads, head_dim], normed and rotated
+  std::byte* v = nullptr;  // [pages, page_tokens, kv_heads, head_dim]
   float* index =
       nullptr;  // [pages, page_tokens / ratio, key_dim] finished block keys; absent without indexer
 };
@@ -46,6 +54,7 @@ struct StepMemory {
   float* state = nullptr;         // [state rows, state_stride]
   std::int64_t state_stride = 0;  // floats
   std::int64_t page_tokens = 0;
+  CacheTypes types;
   std::vector<KvLayer> kv;  // one per attention layer
 
   float* state_at(const Chunk& c, std::int64_t offset) const {

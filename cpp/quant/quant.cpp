@@ -111,4 +111,28 @@ void decode_row(DType dtype, const std::byte* src, std::int64_t elems, float* ds
   }
 }
 
+void encode_row(DType dtype, const float* src, std::int64_t elems, std::byte* dst) {
+  const auto halves = [&](auto encode) {
+    for (std::int64_t i = 0; i < elems; ++i) {
+      const std::uint16_t h = encode(src[i]);
+      std::memcpy(dst + 2 * i, &h, sizeof h);
+    }
+  };
+  switch (dtype) {
+    case DType::f32:
+      std::memcpy(dst, src, static_cast<std::size_t>(elems) * 4);
+      return;
+    case DType::f16:
+      return halves(float_to_half);
+    case DType::bf16:
+      return halves(float_to_bf16);
+    case DType::q8_0:
+      for (std::int64_t i = 0; i < elems; i += q8_0::block_elems)
+        q8_0::encode(src + i, dst + i / q8_0::block_elems * q8_0::block_bytes);
+      return;
+    default:
+      fail(ErrorCode::unsupported, str("imp does not write type ", type_info(dtype).name));
+  }
+}
+
 }  // namespace imp

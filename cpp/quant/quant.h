@@ -69,4 +69,7 @@ std::size_t row_bytes(DType dtype, std::int64_t elems);
 // Decodes one row of `elems` elements to fp32 (reference path; fails for types without `computes`).
 void decode_row(DType dtype, const std::byte* src, std::int64_t elems, float* dst);
 
+// Rounds one row of `elems` fp32 elements to f32, f16, bf16 or q8_0; fails for other types.
+void encode_row(DType dtype, const float* src, std::int64_t elems, std::byte* dst);
+
 }  // namespace imp

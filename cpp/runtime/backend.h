@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cpp/graph/graph.h"
 #include "cpp/ops/step.h"
@@ -14,8 +15,9 @@
 namespace imp {
 
 struct BackendInfo {
-  std::string name;    // "cpu", "cuda"
-  std::string detail;  // instruction set and threads, or the device
+  std::string name;                               // "cpu", "cuda"
+  std::string detail;                             // instruction set and threads, or the device
+  std::vector<DType> cache_types = {DType::f32};  // that its attention reads and writes
 };
 
 // A graph bound to memory. Not thread-safe; tensors are valid until the next run.
@@ -40,7 +42,7 @@ class Backend {
   // Zeroed memory; fails with out_of_memory naming `what` and both numbers.
   virtual Block alloc(std::size_t bytes, const char* what) = 0;
   virtual void copy(std::byte* to, const std::byte* from, std::size_t bytes) = 0;
-  virtual void fill(float* p, std::int64_t n, float value) = 0;
+  virtual void fill(std::byte* p, std::size_t bytes, std::byte value) = 0;
   // `context`: the longest sequence in tokens that the executable will see.
   virtual std::unique_ptr<Executable> compile(std::shared_ptr<const Graph>, Plan,
                                               std::int64_t context) = 0;

@@ -9,6 +9,7 @@
 
 #include "cpp/core/error.h"
 #include "cpp/core/sysinfo.h"
+#include "cpp/memory/cache_types.h"
 #include "cpp/model/ngram_hash.h"
 
 namespace imp {
@@ -31,8 +32,9 @@ std::int64_t rows_each(const SessionOptions& o) { return o.rollback_tokens > 0 ?
 
 // The context that was asked for, or the model's own, halved until its cache takes at most half of
 // the free memory.
-std::int64_t choose_context(const Model& model, const SessionOptions& o) {
+std::int64_t choose_context(const Model& model, const Backend& backend, const SessionOptions& o) {
   const HParams& h = model.hparams();
+  check_cache_types(o.cache_types, backend.info());
   require(o.n_ctx >= 0 && o.n_ctx <= max_ctx,
           str("context of ", o.n_ctx, " tokens; imp takes 1 to ", max_ctx));
   require(o.max_seqs >= 1 && o.max_seqs <= max_sequences,
@@ -43,7 +45,7 @@ std::int64_t choose_context(const Model& model, const SessionOptions& o) {
           str("a cache of ", o.cache_tokens, " tokens; imp takes 1 to ", max_ctx));
   require(o.rollback_tokens >= 0 && o.rollback_tokens <= max_rollback,
           str("rollback of ", o.rollback_tokens, " tokens; imp takes 0 to ", max_rollback));
-  const MemoryCost cost = memory_cost(h);
+  const MemoryCost cost = memory_cost(h, o.cache_types);
   const MemoryInfo memory = memory_info();
   const auto bytes = [&](std::int64_t context) {
     return static_cast<double>(pool_pages(h, o, context)) * static_cast<double>(cost.page_bytes) +
@@ -72,9 +74,10 @@ Session::Session(std::shared_ptr<const Model> model, std::shared_ptr<Backend> ba
     : model_(std::move(model)),
       backend_(std::move(backend)),
       options_(options),
-      n_ctx_(choose_context(*model_, options)),
-      memory_(*backend_, model_->hparams(), pool_pages(model_->hparams(), options, n_ctx_),
-              options.max_seqs, options.poison, rows_each(options) - 1),
+      n_ctx_(choose_context(*model_, *backend_, options)),
+      memory_(*backend_, model_->hparams(), options.cache_types,
+              pool_pages(model_->hparams(), options, n_ctx_), options.max_seqs, options.poison,
+              rows_each(options) - 1),
       programs_(*backend_, *model_, memory_.layout(), n_ctx_, options.taps,
                 static_cast<bool>(options.routing)),
       model_hash_(imp::model_hash(*model_)) {}
@@ -288,7 +291,7 @@ std::expected<void, Shortage> Session::truncate(SeqId seq, std::int64_t length) 
 
 Snapshot Session::save(SeqId seq) {
   const Sequence& s = usable(seq);
-  Snapshot snapshot{model_hash_, s.tokens, {}};
+  Snapshot snapshot{model_hash_, s.tokens, {}, options_.cache_types};
   snapshot.state.resize(memory_.saved_bytes(std::ssize(s.tokens)));
   memory_.save(s.state, std::ssize(s.tokens), snapshot.state.data());
   return snapshot;
@@ -296,6 +299,9 @@ Snapshot Session::save(SeqId seq) {
 
 std::expected<SeqId, Shortage> Session::restore(const Snapshot& snapshot) {
   require(snapshot.model == model_hash_, "the snapshot is of another model");
+  require(snapshot.types == options_.cache_types,
+          str("the snapshot holds ", describe(snapshot.types), ", the session ",
+              describe(options_.cache_types)));
   const std::int64_t length = std::ssize(snapshot.tokens);
   require(length <= n_ctx_, str("a snapshot of ", length, " tokens, the context holds ", n_ctx_));
   require(snapshot.state.size() == memory_.saved_bytes(length),

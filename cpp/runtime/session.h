@@ -30,6 +30,7 @@ struct SessionOptions {
   // Tokens of cache for all sequences together; 0 = a full context for each, one_context = one.
   std::int64_t cache_tokens = 0;
   std::int64_t rollback_tokens = 0;  // that truncate() can take back; 0 = none
+  CacheTypes cache_types;
   // Fills ids [rows, k] of a layer, once a layer and step, instead of the router; empty = the
   // router's own.
   std::function<void(std::int64_t layer, std::int64_t rows, std::int32_t* ids)> routing;
@@ -78,6 +79,7 @@ class Session {
   std::uint64_t model_hash() const { return model_hash_; }
   std::int64_t open_sequences() const { return std::ssize(sequences_); }
   const SequenceMemory& memory() const { return memory_; }
+  CacheTypes cache_types() const { return options_.cache_types; }
 
   std::expected<SeqId, Shortage> open();
   std::expected<SeqId, Shortage> fork(SeqId seq);
@@ -95,7 +97,7 @@ class Session {
 
   Snapshot save(SeqId seq);
   // A new sequence that goes on where the saved one was. Fails (invalid_argument) if the snapshot
-  // is of another model or its parts do not fit.
+  // is of another model, of other cache types, or its parts do not fit.
   std::expected<SeqId, Shortage> restore(const Snapshot& snapshot);
 
   // Runs all requests (different sequences, at most n_ubatch tokens together) in one step. On a

@@ -18,7 +18,7 @@ constexpr std::array<char, 8> magic = {'I', 'M', 'P', 'S', 'N', 'A', 'P', '\0'};
 struct Head {
   std::array<char, 8> magic;
   std::uint32_t version;
-  std::uint32_t zero;
+  std::uint16_t type_k, type_v;
   std::uint64_t model;
   std::uint64_t tokens;
   std::uint64_t state_bytes;
@@ -114,7 +114,14 @@ std::vector<std::byte> pack(const Snapshot& s) {
   if (token_bytes > 0) std::memcpy(out.data() + sizeof(Head), s.tokens.data(), token_bytes);
   if (!s.state.empty())
     std::memcpy(out.data() + sizeof(Head) + token_bytes, s.state.data(), s.state.size());
-  Head head{magic, snapshot_version, 0, s.model, s.tokens.size(), s.state.size(), 0};
+  Head head{magic,
+            snapshot_version,
+            static_cast<std::uint16_t>(s.types.k),
+            static_cast<std::uint16_t>(s.types.v),
+            s.model,
+            s.tokens.size(),
+            s.state.size(),
+            0};
   head.checksum = checksum(head, std::span(out).subspan(sizeof(Head)));
   std::memcpy(out.data(), &head, sizeof(Head));
   return out;
@@ -135,7 +142,12 @@ Snapshot unpack(std::span<const std::byte> bytes, const std::string& name) {
             bytes.size(), " bytes"));
   if (head.checksum != checksum(head, bytes.subspan(sizeof(Head))))
     bad("a damaged snapshot: its checksum is wrong");
-  Snapshot s{head.model, std::vector<std::int32_t>(head.tokens), {}};
+  for (const std::uint16_t type : {head.type_k, head.type_v})
+    if (find_type(type) == nullptr) bad(str("a snapshot with cache type id ", type));
+  Snapshot s{head.model,
+             std::vector<std::int32_t>(head.tokens),
+             {},
+             {static_cast<DType>(head.type_k), static_cast<DType>(head.type_v)}};
   const std::byte* at = bytes.data() + sizeof(Head);
   if (head.tokens > 0) std::memcpy(s.tokens.data(), at, head.tokens * sizeof(std::int32_t));
   at += head.tokens * sizeof(std::int32_t);

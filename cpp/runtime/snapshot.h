@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cpp/model/model.h"
+#include "cpp/ops/step.h"
 
 namespace imp {
 
@@ -15,6 +16,7 @@ struct Snapshot {
   std::uint64_t model = 0;  // model_hash() of what made it
   std::vector<std::int32_t> tokens;
   std::vector<std::byte> state;  // see SequenceMemory::save
+  CacheTypes types;              // of the pages in `state`
 };
 
 inline constexpr std::uint32_t snapshot_version = 1;
@@ -22,8 +24,8 @@ inline constexpr std::uint32_t snapshot_version = 1;
 // Of the metadata keys and of the names, types and shapes of the tensors.
 std::uint64_t model_hash(const Model& model);
 
-// Bytes, little endian: magic, version, zero, model, tokens, state bytes, checksum of all that
-// follows and of the header before it; then token ids (i32) and state.
+// Bytes, little endian: magic, version, cache types, model, tokens, state bytes, checksum of all
+// that follows and of the header before it; then token ids (i32) and state.
 std::vector<std::byte> pack(const Snapshot& snapshot);
 // Fails (bad_file) with one sentence that begins with `name` if the bytes are not whole and intact.
 Snapshot unpack(std::span<const std::byte> bytes, const std::string& name);

@@ -10,6 +10,7 @@
 
 #include "cpp/core/error.h"
 #include "cpp/core/sysinfo.h"
+#include "cpp/memory/cache_types.h"
 #include "cpp/memory/sequence_memory.h"
 #include "cpp/model/synthetic.h"
 #include "cpp/runtime/backend.h"
@@ -157,16 +158,19 @@ void bind_model(nb::module_& m) {
 
   m.def(
       "memory_cost",
-      [](const std::string& arch, const nb::dict& keys) {
+      [](const std::string& arch, const nb::dict& keys, const std::string& cache_type_k,
+         const std::string& cache_type_v) {
         const imp::HParams h = need_arch(arch).read(to_keys(keys));
-        const imp::MemoryCost cost = imp::memory_cost(h);
+        const imp::MemoryCost cost =
+            imp::memory_cost(h, {imp::cache_type(cache_type_k), imp::cache_type(cache_type_v)});
         nb::dict d;
         d["page_tokens"] = imp::page_tokens(h);
         d["page_bytes"] = cost.page_bytes;
         d["row_bytes"] = cost.row_bytes;
         return d;
       },
-      nb::arg("arch"), nb::arg("keys"),
+      nb::arg("arch"), nb::arg("keys"), nb::arg("cache_type_k") = "f32",
+      nb::arg("cache_type_v") = "f32",
       "What a sequence takes: page_bytes per page_tokens tokens of cache, row_bytes of fixed "
       "state.");
 

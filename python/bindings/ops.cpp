@@ -4,11 +4,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <deque>
 #include <map>
 
 #include "cpp/core/error.h"
 #include "cpp/graph/graph.h"
+#include "cpp/memory/cache_types.h"
 #include "cpp/ops/step.h"
 #include "cpp/runtime/backend.h"
 #include "python/bindings/bindings.h"
@@ -20,6 +22,7 @@ using FloatArray = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
 using IntArray = nb::ndarray<const std::int32_t, nb::c_contig, nb::device::cpu>;
 using ByteArray = nb::ndarray<const std::uint8_t, nb::c_contig, nb::device::cpu>;
 using StateArray = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
+using CacheArray = nb::ndarray<nb::c_contig, nb::device::cpu>;
 
 // No conversion: a converted copy would not live long enough.
 template <class T>
@@ -54,12 +57,16 @@ class Call {
     }
     if (step.contains("page_tokens"))
       memory_.page_tokens = nb::cast<std::int64_t>(step["page_tokens"]);
+    if (step.contains("cache_types")) {  // names of the types of k and v
+      const auto types = nb::cast<std::vector<std::string>>(step["cache_types"]);
+      memory_.types = {cache_type(types.at(0)), cache_type(types.at(1))};
+    }
     if (step.contains("kv"))  // one layer: (k, v, index or None), changed in place
       for (nb::handle h : step["kv"]) {
         const nb::tuple t = nb::cast<nb::tuple>(h);
         KvLayer& layer = layers_.emplace_back();
-        const auto add = [this](float** at, nb::handle h) {
-          const auto a = array<StateArray>(h);
+        const auto add = [this](void* at, nb::handle h) {
+          const auto a = array<CacheArray>(h);
           moved_.push_back({at, a.data(), a.nbytes(), {}});
         };
         add(&layer.k, t[0]);
@@ -127,6 +134,7 @@ class Call {
   const StepInputs& step() const { return step_; }
 
   nb::dict run(Op op, Backend& backend, std::int64_t context) {
+    check_cache_types(memory_.types, backend.info());
     graph_->add(std::move(op));
     for (const auto& [name, t] : outputs_) graph_->keep(t);
     const auto executable = backend.compile(graph_, plan(*graph_), context);
@@ -134,14 +142,15 @@ class Call {
       nb::gil_scoped_release unlocked;
       for (Moved& m : moved_) {
         m.block = backend.alloc(m.bytes, "state of an op");
-        backend.copy(m.block.get(), reinterpret_cast<const std::byte*>(m.host), m.bytes);
-        *m.at = reinterpret_cast<float*>(m.block.get());
+        backend.copy(m.block.get(), static_cast<const std::byte*>(m.host), m.bytes);
+        std::byte* copy = m.block.get();
+        std::memcpy(m.at, &copy, sizeof copy);
       }
       memory_.kv.assign(layers_.begin(), layers_.end());
       executable->run(step_, memory_, {});
       backend.sync();
       for (const Moved& m : moved_)
-        backend.copy(reinterpret_cast<std::byte*>(m.host), m.block.get(), m.bytes);
+        backend.copy(static_cast<std::byte*>(m.host), m.block.get(), m.bytes);
     }
     nb::dict results;
     for (const auto& [name, t] : outputs_)
@@ -174,8 +183,8 @@ class Call {
 
   // Caller's memory that the backend works on a copy of.
   struct Moved {
-    float** at;  // where the step finds the copy
-    float* host;
+    void* at;  // the pointer through which the step finds the copy
+    void* host;
     std::size_t bytes;
     Block block;
   };

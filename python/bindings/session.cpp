@@ -14,6 +14,7 @@
 #include <span>
 
 #include "cpp/core/error.h"
+#include "cpp/memory/cache_types.h"
 #include "cpp/runtime/planted_routing.h"
 #include "cpp/runtime/score.h"
 #include "python/bindings/bindings.h"
@@ -104,13 +105,22 @@ void bind_session(nb::module_& m) {
              std::int64_t max_seqs, std::int64_t n_ubatch, int n_threads,
              const std::string& kernels, std::vector<std::string> taps, bool poison, bool profile,
              const std::string& device, bool graphs, std::int64_t cache_tokens,
-             std::int64_t rollback_tokens, const std::string& routing,
+             std::int64_t rollback_tokens, const std::string& cache_type_k,
+             const std::string& cache_type_v, const std::string& routing,
              const std::optional<RoutingIds>& routing_ids) {
             const imp::HParams& h = model->hparams();
             auto ids = routed_by(h, routing, routing_ids);
             new (self) PySession(std::move(model),
-                                 {n_ctx, max_seqs, n_ubatch, std::move(taps), poison, profile,
-                                  cache_tokens, rollback_tokens, std::move(ids)},
+                                 {n_ctx,
+                                  max_seqs,
+                                  n_ubatch,
+                                  std::move(taps),
+                                  poison,
+                                  profile,
+                                  cache_tokens,
+                                  rollback_tokens,
+                                  {imp::cache_type(cache_type_k), imp::cache_type(cache_type_v)},
+                                  std::move(ids)},
                                  device == "cuda" ? imp::make_cuda_backend({0, graphs})
                                                   : imp::make_cpu_backend({n_threads, kernels}));
           },
@@ -118,8 +128,9 @@ void bind_session(nb::module_& m) {
           nb::arg("n_ubatch") = 512, nb::arg("n_threads") = 0, nb::arg("kernels") = "auto",
           nb::arg("taps") = std::vector<std::string>{}, nb::arg("poison") = false,
           nb::arg("profile") = false, nb::arg("device") = "cpu", nb::arg("graphs") = true,
-          nb::arg("cache_tokens") = 0, nb::arg("rollback_tokens") = 0, nb::arg("routing") = "model",
-          nb::arg("routing_ids") = nb::none())
+          nb::arg("cache_tokens") = 0, nb::arg("rollback_tokens") = 0,
+          nb::arg("cache_type_k") = "f32", nb::arg("cache_type_v") = "f32",
+          nb::arg("routing") = "model", nb::arg("routing_ids") = nb::none())
       .def("close", &PySession::close)
       .def_prop_ro("n_ctx",
                    [](PySession& s) { return s.use([](imp::Session& x) { return x.n_ctx(); }); })
@@ -150,15 +161,21 @@ void bind_session(nb::module_& m) {
       .def_prop_ro("page_bytes",
                    [](PySession& s) {
                      return s.use([](imp::Session& x) {
-                       return imp::memory_cost(x.model().hparams()).page_bytes;
+                       return imp::memory_cost(x.model().hparams(), x.cache_types()).page_bytes;
                      });
                    })
       .def_prop_ro("row_bytes",
                    [](PySession& s) {
                      return s.use([](imp::Session& x) {
-                       return imp::memory_cost(x.model().hparams()).row_bytes;
+                       return imp::memory_cost(x.model().hparams(), x.cache_types()).row_bytes;
                      });
                    })
+      .def_prop_ro(
+          "cache_types",
+          [](PySession& s) {
+            const imp::CacheTypes types = s.use([](imp::Session& x) { return x.cache_types(); });
+            return std::make_tuple(imp::cache_type_name(types.k), imp::cache_type_name(types.v));
+          })
       .def_prop_ro("page_tokens",
                    [](PySession& s) {
                      return s.use([](imp::Session& x) { return x.memory().page_tokens(); });
@@ -215,6 +232,10 @@ void bind_session(nb::module_& m) {
               const imp::Snapshot saved = imp::unpack(bytes, name);
               if (saved.model != x.model_hash())
                 imp::fail(imp::ErrorCode::invalid_argument, name + ": a snapshot of another model");
+              if (saved.types != x.cache_types())
+                imp::fail(imp::ErrorCode::invalid_argument,
+                          imp::str(name, ": a snapshot of ", imp::describe(saved.types),
+                                   ", the session stores ", imp::describe(x.cache_types())));
               return unwrap(x.restore(saved));
             });
           },

@@ -20,7 +20,9 @@ class FakeBackend final : public Backend {
   void copy(std::byte* to, const std::byte* from, std::size_t bytes) override {
     real_->copy(to, from, bytes);
   }
-  void fill(float* p, std::int64_t n, float value) override { real_->fill(p, n, value); }
+  void fill(std::byte* p, std::size_t bytes, std::byte value) override {
+    real_->fill(p, bytes, value);
+  }
   void sync() override { real_->sync(); }
   std::unique_ptr<Executable> compile(std::shared_ptr<const Graph> graph, Plan plan,
                                       std::int64_t context) override {

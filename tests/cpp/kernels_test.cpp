@@ -258,59 +258,98 @@ TEST_CASE("delta_rule is the gated delta rule") {
       }
 }
 
+namespace {
+
+const std::byte* bytes_of(const Floats& x) { return reinterpret_cast<const std::byte*>(x.data()); }
+
+constexpr DType cache_formats[] = {DType::f32, DType::f16, DType::bf16, DType::q8_0};
+
+// Rows of `dim` random values as a cache stores them, and what they decode to.
+struct StoredRows {
+  StoredRows(DType type, std::int64_t rows, std::int64_t dim, unsigned seed)
+      : bytes(static_cast<std::size_t>(rows) * row_bytes(type, dim)),
+        values(Random(seed).floats(rows * dim, -2, 2)),
+        row(row_bytes(type, dim)) {
+    for (std::int64_t i = 0; i < rows; ++i) {
+      encode_row(type, values.data() + i * dim, dim, at(i));
+      decode_row(type, at(i), dim, values.data() + i * dim);
+    }
+  }
+  std::byte* at(std::int64_t i) { return bytes.data() + static_cast<std::size_t>(i) * row; }
+  std::vector<std::byte> bytes;
+  Floats values;
+  std::size_t row;
+};
+
+void check_attend(const Kernels& k, DType k_type, DType v_type, std::int64_t dim, std::int64_t n,
+                  std::int64_t heads) {
+  const std::int64_t q_stride = dim + 3, out_stride = dim + 5;
+  const Floats q = Random(16).floats(heads * q_stride, -2, 2);
+  StoredRows k_rows(k_type, n, dim, 17), v_rows(v_type, n, dim, 18);
+  std::vector<const std::byte*> keys, values;
+  for (std::int64_t i = 0; i < n; ++i) {
+    keys.push_back(k_rows.at(i));
+    values.push_back(v_rows.at(n - 1 - i));  // not in order of their addresses
+  }
+  const KeysValues kv{k_type, v_type, keys.data(), values.data(), n};
+  Floats scores(static_cast<std::size_t>(heads * ((n + 15) / 16 * 16)), nan);
+  Floats out(static_cast<std::size_t>(heads * out_stride), nan);
+  k.attend(kv, q.data(), q_stride, heads, dim, 0.3f, scores.data(), out.data(), out_stride);
+  int bad = 0;
+  for (std::int64_t h = 0; h < heads; ++h) {
+    std::vector<double> p(static_cast<std::size_t>(n));
+    double most = -1e300, total = 0;
+    for (std::int64_t i = 0; i < n; ++i) {
+      double& s = p[static_cast<std::size_t>(i)];
+      for (std::int64_t d = 0; d < dim; ++d)
+        s += at(q, h * q_stride + d) * at(k_rows.values, i * dim + d);
+      s *= static_cast<double>(0.3f);
+      most = std::max(most, s);
+    }
+    for (double& s : p) total += s = std::exp(s - most);
+    for (std::int64_t d = 0; d < dim; ++d) {
+      double want = 0;
+      for (std::int64_t i = 0; i < n; ++i)
+        want += p[static_cast<std::size_t>(i)] / total * at(v_rows.values, (n - 1 - i) * dim + d);
+      // Scores of up to dim * 1.2 carry an error of their own size into the exponent.
+      const double ulps = 8.0 * static_cast<double>(dim) + static_cast<double>(n) + 40;
+      bad += !near(out[static_cast<std::size_t>(h * out_stride + d)], want, 1, ulps);
+    }
+    for (std::int64_t d = dim; d < out_stride; ++d)
+      bad += !std::isnan(out[static_cast<std::size_t>(h * out_stride + d)]);
+    // The same head alone, bit for bit.
+    Floats alone(static_cast<std::size_t>(dim), nan);
+    k.attend(kv, q.data() + h * q_stride, q_stride, 1, dim, 0.3f, scores.data(), alone.data(), dim);
+    bad += std::memcmp(alone.data(), out.data() + h * out_stride,
+                       static_cast<std::size_t>(dim) * sizeof(float)) != 0;
+  }
+  CAPTURE(k.name);
+  CAPTURE(type_info(k_type).name);
+  CAPTURE(type_info(v_type).name);
+  CAPTURE(dim);
+  CAPTURE(n);
+  CAPTURE(heads);
+  CHECK(bad == 0);
+}
+
+}  // namespace
+
 TEST_CASE("attend is softmax attention, each head by itself") {
   for (const Kernels* k : tables())
     for (std::int64_t dim : {1, 17, 64, 100, 256})
       for (std::int64_t n : {1, 2, 7, 8, 15, 16, 17, 100, 300})
-        for (std::int64_t heads : {1, 2, 3, 5, 6, 7, 12}) {
-          const std::int64_t q_stride = dim + 3, out_stride = dim + 5;
-          const Floats q = Random(16).floats(heads * q_stride, -2, 2),
-                       kv = Random(17).floats(2 * n * dim, -2, 2);
-          std::vector<const float*> keys, values;
-          for (std::int64_t i = 0; i < n; ++i) {
-            keys.push_back(kv.data() + (2 * i + 1) * dim);  // not in order of their addresses
-            values.push_back(kv.data() + 2 * (n - 1 - i) * dim);
-          }
-          Floats scores(static_cast<std::size_t>(heads * ((n + 15) / 16 * 16)), nan);
-          Floats out(static_cast<std::size_t>(heads * out_stride), nan);
-          k->attend(q.data(), q_stride, keys.data(), values.data(), n, heads, dim, 0.3f,
-                    scores.data(), out.data(), out_stride);
-          int bad = 0;
-          for (std::int64_t h = 0; h < heads; ++h) {
-            std::vector<double> p(static_cast<std::size_t>(n));
-            double most = -1e300, total = 0;
-            for (std::int64_t i = 0; i < n; ++i) {
-              double& s = p[static_cast<std::size_t>(i)];
-              for (std::int64_t d = 0; d < dim; ++d)
-                s += at(q, h * q_stride + d) *
-                     static_cast<double>(keys[static_cast<std::size_t>(i)][d]);
-              s *= static_cast<double>(0.3f);
-              most = std::max(most, s);
-            }
-            for (double& s : p) total += s = std::exp(s - most);
-            for (std::int64_t d = 0; d < dim; ++d) {
-              double want = 0;
-              for (std::int64_t i = 0; i < n; ++i)
-                want += p[static_cast<std::size_t>(i)] / total *
-                        static_cast<double>(values[static_cast<std::size_t>(i)][d]);
-              // Scores of up to dim * 1.2 carry an error of their own size into the exponent.
-              const double ulps = 8.0 * static_cast<double>(dim) + static_cast<double>(n) + 40;
-              bad += !near(out[static_cast<std::size_t>(h * out_stride + d)], want, 1, ulps);
-            }
-            for (std::int64_t d = dim; d < out_stride; ++d)
-              bad += !std::isnan(out[static_cast<std::size_t>(h * out_stride + d)]);
-            // The same head alone, bit for bit.
-            Floats alone(static_cast<std::size_t>(dim), nan);
-            k->attend(q.data() + h * q_stride, q_stride, keys.data(), values.data(), n, 1, dim,
-                      0.3f, scores.data(), alone.data(), dim);
-            bad += std::memcmp(alone.data(), out.data() + h * out_stride,
-                               static_cast<std::size_t>(dim) * sizeof(float)) != 0;
-          }
-          CAPTURE(k->name);
-          CAPTURE(dim);
-          CAPTURE(n);
-          CAPTURE(heads);
-          CHECK(bad == 0);
+        for (std::int64_t heads : {1, 2, 3, 5, 6, 7, 12})
+          check_attend(*k, DType::f32, DType::f32, dim, n, heads);
+}
+
+TEST_CASE("attend reads every stored type") {
+  for (const Kernels* k : tables())
+    for (const DType k_type : cache_formats)
+      for (const DType v_type : cache_formats)
+        for (std::int64_t dim : {1, 32, 40, 96, 256}) {
+          if (dim % 32 != 0 && (k_type == DType::q8_0 || v_type == DType::q8_0)) continue;
+          for (std::int64_t n : {1, 5, 131})
+            for (std::int64_t heads : {1, 4, 7}) check_attend(*k, k_type, v_type, dim, n, heads);
         }
 }
 
@@ -318,9 +357,11 @@ TEST_CASE("attend takes scores beyond the range of exp") {
   for (const Kernels* k : tables()) {
     CAPTURE(k->name);
     const Floats q(32, 10.0f), low(32, 1.0f), high(32, 2.0f);  // scores 320 and 640
-    const float* rows[] = {low.data(), high.data(), low.data(), high.data()};
+    const auto *a = bytes_of(low), *b = bytes_of(high);
+    const std::byte* rows[] = {a, b, a, b};
     Floats scores(16, nan), out(32, nan);
-    k->attend(q.data(), 32, rows, rows, 4, 1, 32, 1.0f, scores.data(), out.data(), 32);
+    k->attend({DType::f32, DType::f32, rows, rows, 4}, q.data(), 32, 1, 32, 1.0f, scores.data(),
+              out.data(), 32);
     for (float f : out) CHECK(f == 2.0f);
   }
 }
@@ -353,10 +394,15 @@ TEST_CASE("the fused instruction sets agree bit for bit outside matrix products"
       const float gates[] = {0.5f, 0.5f};
       k.delta_rule(one_token(x.data(), x.data() + 2, x.data(), gates, y + 2 * n), y, 2, n);
     });
-    both([&](const Kernels& k, float* y) {
-      Floats scores(static_cast<std::size_t>(2 * 16), nan);
-      k.attend(w.data(), n, rows, rows + 1, 3, 2, n, 0.01f, scores.data(), y, n);
-    });
+    for (const DType type : cache_formats) {
+      if (n % type_info(type).block_elems != 0) continue;
+      StoredRows stored(type, 4, n, 20);
+      const std::byte* kv[] = {stored.at(0), stored.at(1), stored.at(2), stored.at(3)};
+      both([&](const Kernels& k, float* y) {
+        Floats scores(static_cast<std::size_t>(2 * 16), nan);
+        k.attend({type, type, kv, kv + 1, 3}, w.data(), n, 2, n, 0.01f, scores.data(), y, n);
+      });
+    }
   }
 }
 

@@ -8,6 +8,8 @@
 #include <random>
 #include <vector>
 
+#include "cpp/core/error.h"
+#include "cpp/memory/cache_types.h"
 #include "cpp/runtime/backend.h"
 #include "tests/cpp/tiny_model.h"
 
@@ -18,16 +20,17 @@ struct Memory {
   explicit Memory(std::int64_t pages, std::int64_t rows, bool poison = true)
       : backend(make_cpu_backend({1, "generic"})),
         h(test::tiny_header().read()),
-        m(*backend, h, pages, rows, poison),
+        m(*backend, h, {}, pages, rows, poison),
         page(m.page_tokens()) {}
   std::shared_ptr<Backend> backend;
   HParams h;
   SequenceMemory m;
   std::int64_t page;  // tokens
 
+  static float* floats(std::byte* p) { return reinterpret_cast<float*>(p); }
   std::int64_t kv_floats() const { return page * h.attention.kv_heads * h.attention.head_dim; }
-  float* keys(std::int32_t p) const { return m.step().kv[0].k + p * kv_floats(); }
-  float* values(std::int32_t p) const { return m.step().kv[0].v + p * kv_floats(); }
+  float* keys(std::int32_t p) const { return floats(m.step().kv[0].k) + p * kv_floats(); }
+  float* values(std::int32_t p) const { return floats(m.step().kv[0].v) + p * kv_floats(); }
   float* index(std::int32_t p) const {
     return m.step().kv[0].index +
            p * page / h.attention.indexer->ratio * h.attention.indexer->key_dim;
@@ -243,12 +246,101 @@ TEST_CASE("whatever happens, everything comes back to the pools, and nobody writ
 
 TEST_CASE("costs are those of the pools") {
   const HParams h = test::tiny_header().read();
-  const MemoryCost cost = memory_cost(h);
+  const MemoryCost cost = memory_cost(h, {});
   CHECK(cost.page_bytes == (2 * 16 * 8 + 16 / 4 * 8) * 4);
   CHECK(cost.row_bytes == state_layout(h).floats * 4);
   CHECK(cost.pages(0, 16) == 0);
   CHECK(cost.pages(16, 16) == 1);
   CHECK(cost.pages(17, 16) == 2);
+}
+
+namespace {
+
+HParams wide_header() {
+  HParams h = test::tiny_header().read();
+  h.attention.head_dim = 32;
+  return h;
+}
+
+constexpr CacheTypes mixed[] = {
+    {DType::f16, DType::q8_0}, {DType::q8_0, DType::bf16}, {DType::f32, DType::f16}};
+
+}  // namespace
+
+TEST_CASE("stored types cost what they take") {
+  const HParams h = wide_header();
+  const std::int64_t index = 16 / 4 * 8 * 4, values = 16 * h.attention.kv_heads * 32;
+  CHECK(memory_cost(h, {DType::f16, DType::bf16}).page_bytes == index + values * 4);
+  CHECK(memory_cost(h, {DType::q8_0, DType::f32}).page_bytes ==
+        index + values / 32 * 34 + values * 4);
+  CHECK(memory_cost(h, {DType::q8_0, DType::q8_0}).row_bytes == memory_cost(h, {}).row_bytes);
+}
+
+TEST_CASE("pages of any types are poisoned, copied, saved and loaded whole") {
+  const auto backend = make_cpu_backend({1, "generic"});
+  const HParams h = wide_header();
+  const std::int64_t width = h.attention.kv_heads * h.attention.head_dim;
+  for (const CacheTypes types : mixed) {
+    SequenceMemory m(*backend, h, types, 6, 3, true);
+    const std::size_t k_row = row_bytes(types.k, width), v_row = row_bytes(types.v, width);
+    const auto key = [&](std::int32_t page, std::int64_t t) {
+      return m.step().kv[0].k + static_cast<std::size_t>(page * m.page_tokens() + t) * k_row;
+    };
+    const auto value = [&](std::int32_t page, std::int64_t t) {
+      return m.step().kv[0].v + static_cast<std::size_t>(page * m.page_tokens() + t) * v_row;
+    };
+    auto s = m.open();
+    const std::int64_t length = m.page_tokens() + 3;
+    REQUIRE(m.reserve(*s, 0, length));
+    std::vector<float> x(static_cast<std::size_t>(width));
+    for (const std::int32_t page : s->pages)
+      for (std::int64_t t = 0; t < m.page_tokens(); ++t) {  // nothing there is a number
+        decode_row(types.k, key(page, t), width, x.data());
+        CHECK(std::ranges::all_of(x, [](float f) { return std::isnan(f); }));
+        decode_row(types.v, value(page, t), width, x.data());
+        CHECK(std::ranges::all_of(x, [](float f) { return std::isnan(f); }));
+        std::fill_n(key(page, t), k_row, std::byte(page + t));
+        std::fill_n(value(page, t), v_row, std::byte(page + t + 1));
+      }
+    auto fork = m.fork(*s);
+    REQUIRE(m.reserve(*fork, length, length + 1));
+    REQUIRE(fork->pages[1] != s->pages[1]);
+    CHECK(
+        std::equal(key(s->pages[1], 0), key(s->pages[1], m.page_tokens()), key(fork->pages[1], 0)));
+    CHECK(std::equal(value(s->pages[1], 0), value(s->pages[1], m.page_tokens()),
+                     value(fork->pages[1], 0)));
+    m.close(*fork);
+
+    std::vector<std::byte> saved(m.saved_bytes(length));
+    CHECK(std::ssize(saved) == m.layout().floats * 4 + 2 * memory_cost(h, types).page_bytes);
+    m.save(*s, length, saved.data());
+    auto back = m.load(length, saved.data());
+    REQUIRE(back);
+    for (const std::size_t i : {0u, 1u}) {
+      const std::int32_t a = s->pages[i], b = back->pages[i];
+      CHECK(std::equal(key(a, 0), key(a, m.page_tokens()), key(b, 0)));
+      CHECK(std::equal(value(a, 0), value(a, m.page_tokens()), value(b, 0)));
+    }
+  }
+}
+
+TEST_CASE("types that heads or backends cannot have are refused") {
+  const HParams h = test::tiny_header().read();  // heads of 8
+  CHECK_THROWS_WITH_AS(memory_cost(h, {DType::f32, DType::q8_0}),
+                       "cache type q8_0 needs heads of a multiple of 32 dimensions, the model's "
+                       "have 8",
+                       Error);
+  HParams odd = wide_header();
+  for (const std::int64_t dim : {31, 33}) {
+    odd.attention.head_dim = dim;
+    CHECK_THROWS_AS(memory_cost(odd, {DType::q8_0, DType::f32}), Error);
+  }
+  CHECK_THROWS_WITH_AS(
+      check_cache_types({DType::f32, DType::q8_0}, BackendInfo{"cuda", "", {DType::f32}}),
+      "cuda: cache type q8_0 is not supported, only f32", Error);
+  CHECK_THROWS_WITH_AS(cache_type("q4_0"),
+                       "cache type q4_0 is not supported, only f32, f16, bf16 and q8_0", Error);
+  CHECK(cache_type("q8_0") == DType::q8_0);
 }
 
 }  // namespace imp

@@ -40,6 +40,14 @@ struct DeltaTokens {
   std::int64_t tokens;  // at least 1
 };
 
+// Gathered keys and values of one KV head, as the cache stores them: f32, f16, bf16 or q8_0.
+struct KeysValues {
+  DType k_type, v_type;
+  const std::byte* const* keys;    // [n] pointers to [dim]
+  const std::byte* const* values;  // [n] pointers to [dim]
+  std::int64_t n;
+};
+
 struct Kernels {
   const char* name;
 
@@ -82,13 +90,12 @@ struct Kernels {
   // s *= decay; u = beta * (v - s^T k); s += k u^T; o = s^T q
   void (*delta_rule)(const DeltaTokens&, float* s, std::int64_t dk, std::int64_t dv);
 
-  // Attention of `heads` query heads that share one KV head over n gathered keys:
+  // Attention of `heads` query heads that share one KV head over its n keys:
   // scores[h][i] = scale * q[h] . key[i]; softmax; out[h] = sum_i p[h][i] value[i].
   // q, out: [heads][dim] with the given strides (floats); scores: scratch of heads * round_up(n,
   // 16) floats.
-  void (*attend)(const float* q, std::int64_t q_stride, const float* const* keys,
-                 const float* const* values, std::int64_t n, std::int64_t heads, std::int64_t dim,
-                 float scale, float* scores, float* out, std::int64_t out_stride);
+  void (*attend)(const KeysValues& kv, const float* q, std::int64_t q_stride, std::int64_t heads,
+                 std::int64_t dim, float scale, float* scores, float* out, std::int64_t out_stride);
 
   float (*max)(const float* x, std::int64_t n);
   // sum exp(x - max) in double

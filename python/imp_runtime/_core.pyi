@@ -145,6 +145,8 @@ class Session:
         graphs: bool = True,
         cache_tokens: int = 0,
         rollback_tokens: int = 0,
+        cache_type_k: str = "f32",
+        cache_type_v: str = "f32",
         routing: str = "model",
         routing_ids: NDArray[np.uint16] | None = None,
     ) -> None: ...
@@ -167,6 +169,8 @@ class Session:
     def page_bytes(self) -> int: ...
     @property
     def row_bytes(self) -> int: ...
+    @property
+    def cache_types(self) -> tuple[str, str]: ...
     @property
     def page_tokens(self) -> int: ...
     @property
@@ -283,7 +287,9 @@ def tensor_table(arch: str, keys: dict[str, Any]) -> list[TensorSpec]:
     Raises Error naming the key and both values.
     """
 
-def memory_cost(arch: str, keys: dict[str, Any]) -> dict[str, int]:
+def memory_cost(
+    arch: str, keys: dict[str, Any], cache_type_k: str = "f32", cache_type_v: str = "f32"
+) -> dict[str, int]:
     """page_bytes per page_tokens tokens of cache, and row_bytes of fixed state, per sequence."""
 
 def system_info() -> dict[str, Any]:

@@ -89,6 +89,8 @@ class LLM:
         n_parallel: int = 4,
         prefix_cache: int = 0,
         cache_dir: str | PathLike[str] | None = None,
+        cache_type_k: str = "f32",
+        cache_type_v: str = "f32",
         progress: Callable[[int, int], None] | None = None,
         ngram_scale: float | None = None,
     ) -> None:
@@ -104,6 +106,8 @@ class LLM:
             prefix_cache: bytes of states that are kept, so that what prompts have in common is
                 read once; 0 = none.
             cache_dir: folder where they go when the memory is needed or close() is called.
+            cache_type_k: of the keys in the cache, see Session.
+            cache_type_v: of the values.
             progress: called with (bytes read, bytes in all).
             ngram_scale: see Model.load.
 
@@ -115,12 +119,16 @@ class LLM:
         if cache_dir is not None and not prefix_cache:
             raise ImpError("cache_dir without prefix_cache: 0 bytes are kept")
         model = Model.load(path, device=device, progress=progress, ngram_scale=ngram_scale)
+        types = (cache_type_k, cache_type_v)
+        kept = _cache_entries(model, prefix_cache, types) if prefix_cache else 0
         session = Session(
             model,
             n_ctx=n_ctx,
             n_threads=n_threads,
-            max_seqs=n_parallel + (_cache_entries(model, prefix_cache) if prefix_cache else 0),
+            max_seqs=n_parallel + kept,
             cache_tokens=ONE_CONTEXT,
+            cache_type_k=cache_type_k,
+            cache_type_v=cache_type_v,
         )
         self._setup(model, session, n_parallel, prefix_cache, cache_dir)
 
@@ -422,8 +430,8 @@ class LLM:
         return engine.submit(ids, params, deliver, use_cache=use_cache, keep=keep, timings=timings)
 
 
-def _cache_entries(model: Model, max_bytes: int) -> int:
-    cost = _core.memory_cost(model.arch, model.keys)
+def _cache_entries(model: Model, max_bytes: int, types: tuple[str, str]) -> int:
+    cost = _core.memory_cost(model.arch, model.keys, *types)
     if max_bytes < cost["row_bytes"] + cost["page_bytes"]:
         raise ImpError(
             f"a prefix cache of {max_bytes} bytes; a state with one page takes "

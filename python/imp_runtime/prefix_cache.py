@@ -77,7 +77,7 @@ class PrefixCache:
         self.hits = self.misses = self.hit_tokens = self.refused = 0
         self._on_disk: dict[bytes, int] = {}  # key: length
         if folder is not None:
-            self._prefix = f"{session.core.model_hash:016x}-"
+            self._prefix = f"{session.core.model_hash:016x}-{'-'.join(session.core.cache_types)}-"
             self._scan(folder)
 
     def __len__(self) -> int:
@@ -180,7 +180,7 @@ class PrefixCache:
         return self._folder / f"{self._prefix}{length}-{key.hex()}{SUFFIX}"
 
     def _scan(self, folder: Path) -> None:
-        """Learn the files of this model by their names; they are checked when they are used."""
+        """Learn the files of this model and cache by their names; checked when they are used."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             names = sorted(p.name for p in folder.glob(f"{self._prefix}*{SUFFIX}"))

@@ -17,6 +17,8 @@ from imp_runtime.snapshot import Snapshot
 TokenIds = Items[int] | npt.NDArray[np.int32]
 Outputs = Literal["last", "all", "none"] | int
 Floats = npt.NDArray[np.float32]
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0")
+"""How a session can store keys and values, by llama.cpp's names."""
 ONE_CONTEXT = -1
 """Session's cache_tokens: one full context for all sequences together."""
 
@@ -39,6 +41,8 @@ class Session:
         graphs: bool = True,
         cache_tokens: int | None = None,
         rollback_tokens: int = 0,
+        cache_type_k: str = "f32",
+        cache_type_v: str = "f32",
         routing: str | npt.NDArray[np.uint16] = "model",
     ):
         """Plan memory.
@@ -59,12 +63,17 @@ class Session:
             cache_tokens: of all sequences together; None = a full context for each,
                 ONE_CONTEXT = one full context that they share.
             rollback_tokens: that truncate() can take back from a sequence.
+            cache_type_k: how the cache stores keys: one of CACHE_TYPES. "f32" is exact; "f16" and
+                "bf16" take half the memory, "q8_0" about a quarter, and round what is stored. The
+                keys of the block indexer are fp32 always.
+            cache_type_v: the same for values.
             routing: who chooses experts: "model"; for benchmarks "prose" or "uniform" (planted ids
                 that follow a hit curve, whatever the router says), or recorded ids, uint16
                 [tokens, layers, k], from the start again after the last.
 
         Raises:
-            ImpError: a number is out of range, or memory is too small (naming both numbers).
+            ImpError: a number is out of range, a cache type that the device or the heads of the
+                model cannot have, or memory is too small (naming both numbers).
         """
         self.model = model
         self.vocab_size = model.vocab_size  # stays when the model's handle is closed
@@ -82,6 +91,8 @@ class Session:
             graphs=graphs,
             cache_tokens=cache_tokens or 0,
             rollback_tokens=rollback_tokens,
+            cache_type_k=cache_type_k,
+            cache_type_v=cache_type_v,
             routing=routing if isinstance(routing, str) else "model",
             routing_ids=None if isinstance(routing, str) else np.ascontiguousarray(routing),
         )
@@ -116,7 +127,8 @@ class Session:
         """A new sequence that goes on where the saved one was.
 
         Raises:
-            ImpError: the snapshot is damaged or of another model, or memory is too small.
+            ImpError: the snapshot is damaged, of another model or of other cache types, or memory
+                is too small.
         """
         return Sequence(self, self.core.restore(snapshot.data, snapshot.name))
 

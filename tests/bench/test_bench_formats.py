@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import sqlite3
+from dataclasses import replace
 
 import pytest
 
@@ -94,13 +95,12 @@ def test_batched_note() -> None:
 
 @pytest.fixture
 def as_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names of their build and machine; imp's cache type stays."""
+    """Names of their build and machine."""
     monkeypatch.setattr(speed_text, "build_commit", lambda: "0c1e570")
     monkeypatch.setattr(speed_text, "build_number", lambda: 1)
     monkeypatch.setattr(speed_fields, "build_commit", lambda: "0c1e570")
     monkeypatch.setattr(speed_fields, "build_number", lambda: 1)
     monkeypatch.setattr(speed_fields, "cpu_name", lambda: "Intel(R) Xeon(R) Processor")
-    monkeypatch.setattr(speed_fields, "CACHE_TYPE", "f16")
 
 
 def speed_row(case: SpeedCase, *samples_ns: int, at: str = "2026-11-30T00:28:51Z") -> SpeedRow:
@@ -108,7 +108,8 @@ def speed_row(case: SpeedCase, *samples_ns: int, at: str = "2026-11-30T00:28:51Z
 
 
 def case(n_prompt: int, n_gen: int, n_threads: int = 2, **setup: int) -> SpeedCase:
-    return SpeedCase(n_prompt, n_gen, Setup(n_threads=n_threads, **setup))
+    setup_ = Setup(n_threads=n_threads, type_k="f16", type_v="f16", **setup)  # their default
+    return SpeedCase(n_prompt, n_gen, setup_)
 
 
 def with_spread(case: SpeedCase, mean: float, deviation: float) -> SpeedRow:
@@ -137,6 +138,16 @@ def test_speed_table_with_more_columns() -> None:
     format_ = speed_text.make_format("md", ["n_threads", "n_batch", "n_ubatch"], {})
     row = with_spread(case(32, 8, 1, n_batch=32, n_ubatch=32, n_depth=64), 2657.68, 41.25)
     assert format_.header() + format_.row(row, TINY, {}) == golden.SPEED_TABLE_BATCH
+
+
+def test_speed_table_with_cache_types() -> None:
+    format_ = speed_text.make_format("md", ["n_threads", "type_k", "type_v"], {})
+    types = replace(case(32, 0), setup=replace(case(32, 0).setup, type_k="q8_0", type_v="bf16"))
+    text = format_.header() + format_.row(with_spread(types, 2657.68, 41.25), TINY, {})
+    head, rule, row = text.splitlines()
+    assert head.endswith("| threads | type_k | type_v |            test |                  t/s |")
+    assert rule.endswith("| ------: | -----: | -----: | --------------: | -------------------: |")
+    assert row.endswith("|       2 |   q8_0 |   bf16 |            pp32 |      2657.68 ± 41.25 |")
 
 
 def test_speed_table_of_a_large_file() -> None:

@@ -227,7 +227,10 @@ def test_text_errors(run, tmp_path: Path) -> None:
         (["-m", "x", "-pg", "5"], "-pg is '5', it must be two whole numbers"),
         (["-m", "x", "-pg", "0,0"], "-pg is 0,0, one of the two must be at least 1"),
         (["-m", "x", "-o", "xml"], "-o is 'xml', it must be one of csv, json, jsonl, md, sql"),
-        (["-m", "x", "-ctk", "f32,q8_0"], "--cache-type-k is q8_0, only f32 is supported"),
+        (
+            ["-m", "x", "-ctk", "f32,q4_0"],
+            "--cache-type-k is 'q4_0', it must be one of f32, f16, bf16, q8_0",
+        ),
         (["-m", "x", "-embd", "1"], "-embd is not supported: embeddings are not computed"),
         (["-m", "x", "--seed", "-1"], "--seed is -1, it must be at least 0"),
         (["-m", "x", "-npl", "0"], "-npl has 0, it must be 1 to"),
@@ -235,7 +238,10 @@ def test_text_errors(run, tmp_path: Path) -> None:
         (["-m", "x", "-npp", "8", "--output-format", "xml"], "--output-format is 'xml'"),
         (["-m", "x", "-npp", "8", "-ub", "0"], "--ubatch-size is 0, it must be at least 1"),
         (["-m", "x", "-npp", "8", "-c", "-1"], "--ctx-size is -1, it must be at least 0"),
-        (["-m", "x", "-npp", "8", "-ctv", "f16"], "--cache-type-v is f16, only f32 is supported"),
+        (
+            ["-m", "x", "-npp", "8", "-ctv", "q5_1"],
+            "-ctv is 'q5_1', it must be one of f32, f16, bf16, q8_0",
+        ),
         (["-m", "x", "-npp", "8", "--lora", "y"], "--lora is not supported"),
     ],
 )
@@ -284,12 +290,16 @@ def test_number_of_tests_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     lists = {"n_prompt": [1, 2], "n_gen": [0], "n_depth": [0, 1], "batch_size": [8]}
     lists |= {"ubatch_size": [8], "threads": [1, 2]}
     monkeypatch.setattr(bench_speed, "MAX_CASES", 8)
-    cases = bench_speed._cases(lists, [])
+    types = {"cache_type_k": ["f32"], "cache_type_v": ["f16"]}
+    cases = bench_speed._cases(lists, types, [])
     assert [(c.setup.n_threads, c.setup.n_depth, c.n_prompt) for c in cases] == [
         (t, d, p) for t in (1, 2) for d in (0, 1) for p in (1, 2)
     ]
     with pytest.raises(FlagError, match="12 tests, at most 8"):
-        bench_speed._cases(lists, [(1, 1)])
+        bench_speed._cases(lists, types, [(1, 1)])
+    types["cache_type_k"] = ["f32", "q8_0"]
+    with pytest.raises(FlagError, match="16 tests, at most 8"):
+        bench_speed._cases(lists, types, [])
 
 
 def test_appending_flags() -> None:

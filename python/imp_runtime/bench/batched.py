@@ -63,6 +63,9 @@ class BatchedOptions:
     """Generate sequence after sequence."""
     reps: int = 1
     warmup: bool = True
+    type_k: str = "f32"
+    """How the cache stores keys."""
+    type_v: str = "f32"
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,8 @@ def _open(model: Model, options: BatchedOptions, tokens: TokenSource, need: Need
         max_seqs=need.max_seqs,
         n_threads=options.n_threads,
         n_ubatch=min(options.n_ubatch, options.n_batch),
+        cache_type_k=options.type_k,
+        cache_type_v=options.type_v,
     )
     if options.warmup:
         with session.open() as seq:

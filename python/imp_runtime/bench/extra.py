@@ -38,6 +38,8 @@ class Workload:
     n_ubatch: int
     n_threads: int
     reps: int
+    type_k: str = "f32"
+    type_v: str = "f32"
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,8 @@ def _session(model: Model, work: Workload, **options: Any) -> Iterator[Session]:
         n_ctx=max(work.context + work.n_gen, 1),
         n_threads=work.n_threads,
         n_ubatch=min(work.n_ubatch, work.n_batch),
+        cache_type_k=work.type_k,
+        cache_type_v=work.type_v,
         **options,
     ) as session:
         yield session

@@ -29,6 +29,9 @@ class Setup:
     n_batch: int = 2048
     n_ubatch: int = 512
     n_threads: int = 1
+    type_k: str = "f32"
+    """How the cache stores keys."""
+    type_v: str = "f32"
 
 
 @dataclass(frozen=True)
@@ -156,6 +159,8 @@ def _open(model: Model, setup: Setup, need: Need) -> Session:
         max_seqs=need.max_seqs,
         n_threads=setup.n_threads,
         n_ubatch=min(setup.n_ubatch, setup.n_batch),
+        cache_type_k=setup.type_k,
+        cache_type_v=setup.type_v,
     )
 
 

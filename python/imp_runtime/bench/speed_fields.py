@@ -14,8 +14,6 @@ from imp_runtime.gguf.describe import Description
 
 Value = str | int | float | bool
 
-CACHE_TYPE = "f32"
-
 # Name -> SQL type, in order.
 FIELDS = {
     "build_commit": "TEXT",
@@ -152,8 +150,8 @@ def fields(row: SpeedRow, model: ModelFacts) -> dict[str, Value]:
         "n_batch": setup.n_batch,
         "n_ubatch": setup.n_ubatch,
         "n_threads": setup.n_threads,
-        "type_k": CACHE_TYPE,
-        "type_v": CACHE_TYPE,
+        "type_k": setup.type_k,
+        "type_v": setup.type_v,
         "devices": model.device_flag,
         "n_prompt": row.case.n_prompt,
         "n_gen": row.case.n_gen,

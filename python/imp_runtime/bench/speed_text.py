@@ -216,6 +216,8 @@ _COLUMNS = {
     "n_threads": ("threads", 7),
     "n_batch": ("n_batch", 7),
     "n_ubatch": ("n_ubatch", 8),
+    "type_k": ("type_k", 6),
+    "type_v": ("type_v", 6),
     "devices": ("dev", -12),
     "test": ("test", 15),
     "t/s": ("t/s", 20),

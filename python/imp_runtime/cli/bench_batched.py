@@ -29,7 +29,6 @@ def run_batched(parsed: Parsed) -> int:
     if parsed["model"] is None:
         raise FlagError("--model is required")
     cases = _cases(parsed)
-    common.check_cache_types(parsed)
     for key in ("batch_size", "ubatch_size", "reps"):
         common.at_least(parsed, key, 1)
     common.at_least(parsed, "seed", 0)
@@ -67,6 +66,8 @@ def _options(parsed: Parsed, model: Model) -> BatchedOptions:
         separate=parsed["tgs"],
         reps=parsed["reps"],
         warmup=not parsed["no_warmup"],
+        type_k=parsed["cache_type_k"],
+        type_v=parsed["cache_type_v"],
     )
 
 
@@ -135,5 +136,7 @@ def _extra(
         n_ubatch=options.n_ubatch,
         n_threads=options.n_threads,
         reps=options.reps,
+        type_k=options.type_k,
+        type_v=options.type_v,
     )
     return common.measure_extra(model, work, tokens, ceilings, speeds, row.speed_pp)

@@ -19,22 +19,10 @@ if TYPE_CHECKING:
     from ..bench.extra_text import Extra
     from ..model import Model
 
-CACHE_TYPE = "f32"
-
 
 def log(*words: object) -> None:
     """A line on stderr."""
     print("imp-bench:", *words, file=sys.stderr, flush=True)
-
-
-def check_cache_types(parsed: Parsed) -> None:
-    """Raises FlagError for a cache type that is not there."""
-    for key in ("cache_type_k", "cache_type_v"):
-        given = parsed[key] or [CACHE_TYPE]
-        for value in ",".join([given] if isinstance(given, str) else given).split(","):
-            if value != CACHE_TYPE:
-                name = key.replace("_", "-")
-                raise FlagError(f"--{name} is {value}, only {CACHE_TYPE} is supported")
 
 
 def at_least(parsed: Parsed, key: str, least: int) -> int:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from .llama_common import COMMON
+from ..session import CACHE_TYPES
+from .llama_common import CACHE, COMMON
 from .llama_flags import INT32_MAX, Flag, FlagError, FlagTable, Meaning, flag, ignored, refused
 
 BATCHED_FLAGS = ("-npp", "-ntg", "-npl")
 """Any of these chooses llama-batched-bench's mode."""
 MAX_VALUES = 1000
 """Values of one list; a range without end is a slip."""
-CACHE_TYPES = "f32|f16|bf16|q8_0|q4_0|q4_1|iq4_nl|q5_0|q5_1"
 
 # Of both modes. The last ones are imp's own.
 _BOTH = [
@@ -42,8 +42,7 @@ _BATCHED = [
     flag("-t,--threads N", "threads, -1 for all cores", type=int, default=-1),
     flag("-tb,--threads-batch N", "threads, goes before -t", type=int),
     flag("-dev,--device auto|cpu|cuda|none", "where to run; none is cpu", default="auto"),
-    flag(f"-ctk,--cache-type-k {CACHE_TYPES}", "only f32 so far", default="f32"),
-    flag(f"-ctv,--cache-type-v {CACHE_TYPES}", "only f32 so far", default="f32"),
+    *CACHE,
     flag("--reps N", "measure every row so often and print medians", type=int, default=1),
     flag("--warmup", "the default", store=False, into="no_warmup"),
     *_BOTH,
@@ -60,6 +59,7 @@ BATCHED = FlagTable([*_BATCHED, *_without(COMMON, _BATCHED)])
 _PLACED = "the runtime places layers and experts itself, choose the device with -dev"
 _MAPPED = "the file is always memory-mapped"
 _THREADS = "threads are placed by the operating system, their number is set with -t"
+_CACHE_HELP = f"{', '.join(CACHE_TYPES)} (default: f32)"
 
 SPEED = FlagTable(
     [
@@ -72,8 +72,8 @@ SPEED = FlagTable(
         flag("-b,--batch-size N", "tokens of a logical batch (default: 2048)", append=True),
         flag("-ub,--ubatch-size N", "tokens per forward pass (default: 512)", append=True),
         flag("-t,--threads N", "threads (default: all cores)", append=True),
-        flag("-ctk,--cache-type-k T", "only f32 so far", append=True),
-        flag("-ctv,--cache-type-v T", "only f32 so far", append=True),
+        flag("-ctk,--cache-type-k T", f"keys: {_CACHE_HELP}", append=True),
+        flag("-ctv,--cache-type-v T", f"values: {_CACHE_HELP}", append=True),
         flag("-dev,--device auto|cpu|cuda|none", "where to run; none is cpu", default="auto"),
         flag("-r,--repetitions,--reps N", "runs of every test", type=int, default=5),
         flag("-o,--output csv|json|jsonl|md|sql", "format on stdout", default="md"),
@@ -185,6 +185,15 @@ def numbers(name: str, given: Sequence[str], least: int, *, ranges: bool = True)
                 raise FlagError(f"{name} has more than {MAX_VALUES} values")
             out.append(value)
             value = value * step if factor else value + step
+    return out
+
+
+def cache_types(name: str, given: Sequence[str]) -> list[str]:
+    """The storage types of a list flag. Raises FlagError for one that is not there."""
+    out = ",".join(given).split(",")
+    for word in out:
+        if word not in CACHE_TYPES:
+            raise FlagError(f"{name} is {word!r}, it must be one of {', '.join(CACHE_TYPES)}")
     return out
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ..errors import ImpError
 from . import bench_common as common
-from .bench_flags import numbers, pairs
+from .bench_flags import cache_types, numbers, pairs
 from .llama_flags import FlagError, Parsed
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ DEFAULTS = {
     "batch_size": 2048,
     "ubatch_size": 512,
 }
+CACHE_TYPE = "f32"
 MAX_CASES = 10_000
 
 
@@ -34,13 +36,16 @@ def run_speed(parsed: Parsed) -> int:
         common.log(f"note: {note}")
     if parsed["model"] is None:
         raise FlagError("--model is required")
-    common.check_cache_types(parsed)
     common.at_least(parsed, "repetitions", 1)
     common.at_least(parsed, "delay", 0)
     common.at_least(parsed, "seed", 0)
     lists = {name: _list(parsed, name) for name in (*DEFAULTS, "threads")}
-    cases = _cases(lists, pairs("-pg", parsed["pg"] or []))
-    outputs = _Outputs(parsed, lists)
+    types = {
+        name: cache_types("--" + name.replace("_", "-"), parsed[name] or [CACHE_TYPE])
+        for name in ("cache_type_k", "cache_type_v")
+    }
+    cases = _cases(lists, types, pairs("-pg", parsed["pg"] or []))
+    outputs = _Outputs(parsed, lists, types)
     outputs.write(lambda f: f.header())
     ceilings = common.measure_ceilings(parsed, lists["threads"])
     failed = False
@@ -64,7 +69,9 @@ def _list(parsed: Parsed, key: str) -> list[int]:
     return [DEFAULTS.get(key) or 0] if key != "threads" else [common.all_threads()]
 
 
-def _cases(lists: dict[str, list[int]], both: list[tuple[int, int]]) -> list[SpeedCase]:
+def _cases(
+    lists: dict[str, list[int]], types: dict[str, list[str]], both: list[tuple[int, int]]
+) -> list[SpeedCase]:
     """All combinations, in llama-bench's order. Raises FlagError for too many."""
     from ..bench import Setup, SpeedCase
 
@@ -72,15 +79,20 @@ def _cases(lists: dict[str, list[int]], both: list[tuple[int, int]]) -> list[Spe
     tests = [test for test in tests if test != (0, 0)]
     if not tests:
         common.log("no tests: -p, -n and -pg give no tokens")
-    order = ("batch_size", "ubatch_size", "threads", "n_depth")
-    n_cases = len(tests)
-    for key in order:
-        n_cases *= len(lists[key])
+    order: list[Sequence[Any]] = [
+        lists["batch_size"],
+        lists["ubatch_size"],
+        types["cache_type_k"],
+        types["cache_type_v"],
+        lists["threads"],
+        lists["n_depth"],
+    ]
+    n_cases = len(tests) * math.prod(len(values) for values in order)
     if n_cases > MAX_CASES:
         raise FlagError(f"the lists make {n_cases} tests, at most {MAX_CASES} are run")
     return [
-        SpeedCase(n_prompt, n_gen, Setup(depth, batch, ubatch, threads))
-        for batch, ubatch, threads, depth in product(*(lists[key] for key in order))
+        SpeedCase(n_prompt, n_gen, Setup(depth, batch, ubatch, threads, type_k, type_v))
+        for batch, ubatch, type_k, type_v, threads, depth in product(*order)
         for n_prompt, n_gen in tests
     ]
 
@@ -88,14 +100,14 @@ def _cases(lists: dict[str, list[int]], both: list[tuple[int, int]]) -> list[Spe
 class _Outputs:
     """The formats of -o and -oe with their streams."""
 
-    def __init__(self, parsed: Parsed, lists: dict[str, list[int]]):
+    def __init__(self, parsed: Parsed, lists: dict[str, list[int]], types: dict[str, list[str]]):
         from ..bench.extra_text import EXTRA_FIELDS
         from ..bench.speed_text import make_format
 
         extra = EXTRA_FIELDS if parsed["extra"] else {}
         self._names = [parsed["output"], parsed["output_err"]]
         self._formats: list[tuple[Format, TextIO]] = [
-            (make_format(name, _columns(parsed, lists), extra), stream)
+            (make_format(name, _columns(parsed, lists, types), extra), stream)
             for name, stream in zip(self._names, (sys.stdout, sys.stderr), strict=True)
             if name != "none"
         ]
@@ -115,7 +127,7 @@ class _Outputs:
             stream.write("\n" + "\n".join(self.lines) + "\n")
 
 
-def _columns(parsed: Parsed, lists: dict[str, list[int]]) -> list[str]:
+def _columns(parsed: Parsed, lists: dict[str, list[int]], types: dict[str, list[str]]) -> list[str]:
     """Fields of the table that llama-bench shows for these flags."""
     on_gpu = common.device(parsed) == "cuda"
     columns = ["n_gpu_layers"] if on_gpu else ["n_threads"]
@@ -123,6 +135,9 @@ def _columns(parsed: Parsed, lists: dict[str, list[int]]) -> list[str]:
         columns.append("n_threads")
     for column, key in (("n_batch", "batch_size"), ("n_ubatch", "ubatch_size")):
         if lists[key] != [DEFAULTS[key]]:
+            columns.append(column)
+    for column, key in (("type_k", "cache_type_k"), ("type_v", "cache_type_v")):
+        if types[key] != [CACHE_TYPE]:
             columns.append(column)
     return columns + (["devices"] if parsed["device"] != "auto" else [])
 
@@ -191,6 +206,8 @@ def _extra(
         n_ubatch=setup.n_ubatch,
         n_threads=setup.n_threads,
         reps=options.reps,
+        type_k=setup.type_k,
+        type_v=setup.type_v,
     )
     prompt_ts = 0.0 if case.n_gen else samples.median(row.samples_ts)
     return common.measure_extra(model, work, tokens, ceilings, {"speed": row.samples_ts}, prompt_ts)

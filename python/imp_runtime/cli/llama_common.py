@@ -1,6 +1,7 @@
-"""Flags that llama.cpp's tools share and that do nothing or are refused here, with the reason."""
+"""Flags that llama.cpp's tools share: of the cache, and those that do nothing or are refused."""
 
-from .llama_flags import Flag, ignored, refused
+from ..session import CACHE_TYPES
+from .llama_flags import Flag, flag, ignored, refused
 
 _NO_OFFLOAD = "layers and experts are placed by the runtime, the device is chosen with --device"
 _NO_SAMPLING = "nothing is sampled"
@@ -12,6 +13,10 @@ _OTHER_WEIGHTS = "it would change the model, only the weights of the file are ru
 _NO_DOWNLOAD = "nothing is downloaded, give a file with -m"
 _LOGS = "logs go to stderr without colours or levels"
 
+CACHE: list[Flag] = [
+    flag(f"-ctk,--cache-type-k {'|'.join(CACHE_TYPES)}", "how keys are stored", default="f32"),
+    flag(f"-ctv,--cache-type-v {'|'.join(CACHE_TYPES)}", "how values are stored", default="f32"),
+]
 COMMON: list[Flag] = [
     *ignored(
         _NO_OFFLOAD,

@@ -26,14 +26,13 @@ from ..eval.contracts import Int32
 from ..eval.kl_divergence import plan_kld
 from ..eval.kld_stats import MIN_COUNT_FOR_STATISTICS
 from . import perplexity_lines as lines
-from .llama_common import COMMON
+from .llama_common import CACHE, COMMON
 from .llama_flags import FlagError, FlagTable, Meaning, Parsed, flag, refused
 
 if TYPE_CHECKING:
     from ..session import Session
     from ..tokenizer import Tokenizer
 
-CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
 
 FLAGS = FlagTable(
@@ -60,8 +59,7 @@ FLAGS = FlagTable(
         ),
         flag("--kl-divergence", "compare with the file of --kl-divergence-base"),
         flag("-dev,--device auto|cpu|cuda|none", "where to run; none is cpu", default="auto"),
-        flag(f"-ctk,--cache-type-k {'|'.join(CACHE_TYPES)}", "only f32 so far", default="f32"),
-        flag(f"-ctv,--cache-type-v {'|'.join(CACHE_TYPES)}", "only f32 so far", default="f32"),
+        *CACHE,
         *refused(
             "scoring of tasks is not there yet",
             "--hellaswag",
@@ -137,10 +135,6 @@ def _run(parsed: Parsed) -> None:
 def _check(parsed: Parsed) -> None:
     if parsed["model"] is None:
         raise FlagError("--model is required")
-    for key in ("cache_type_k", "cache_type_v"):
-        if parsed[key] != "f32":
-            name = key.replace("_", "-")
-            raise FlagError(f"--{name} is {parsed[key]}, only f32 is supported")
     if parsed["ubatch_size"] < 1:
         raise FlagError(f"--ubatch-size is {parsed['ubatch_size']}, it must be at least 1")
     if parsed["kl_divergence"] and parsed["kl_divergence_base"] is None:
@@ -254,8 +248,14 @@ def open_session(parsed: Parsed, n_ctx: int) -> "Iterator[Session]":
                 f"the window is {n_ctx}"
             )
         n_threads, n_ubatch = _n_threads(parsed), parsed["ubatch_size"]
-        with Session(model, n_ctx=n_ctx, n_threads=n_threads, n_ubatch=n_ubatch) as session:
-            _log(f"system_info: {session.backend} | n_ubatch = {n_ubatch} | kv cache f32")
+        types = {key: parsed[key] for key in ("cache_type_k", "cache_type_v")}
+        with Session(
+            model, n_ctx=n_ctx, n_threads=n_threads, n_ubatch=n_ubatch, **types
+        ) as session:
+            _log(
+                f"system_info: {session.backend} | n_ubatch = {n_ubatch} | "
+                f"kv cache {' '.join(types.values())}"
+            )
             yield session
 
 

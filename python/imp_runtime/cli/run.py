@@ -17,7 +17,9 @@ from imp_runtime.conversation import Conversation
 from imp_runtime.errors import ImpError
 from imp_runtime.llm import LLM, Stream
 from imp_runtime.sampling import SamplingParams
+from imp_runtime.session import CACHE_TYPES
 
+TYPES = f"{', '.join(CACHE_TYPES[:-1])} or {CACHE_TYPES[-1]}"
 SAMPLING = "Sampling (unset: the model file's own defaults, if it has any)"
 
 
@@ -49,6 +51,14 @@ def register(app: typer.Typer) -> None:
         ] = 0,
         threads: Annotated[int, typer.Option("-t", "--threads", help="0: all", min=0)] = 0,
         device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda")] = "auto",
+        cache_type_k: Annotated[
+            str,
+            typer.Option("-ctk", "--cache-type-k", help=f"keys in the cache: {TYPES}"),
+        ] = "f32",
+        cache_type_v: Annotated[
+            str,
+            typer.Option("-ctv", "--cache-type-v", help=f"values in the cache: {TYPES}"),
+        ] = "f32",
         escape: Annotated[
             bool, typer.Option("--escape/--no-escape", "-e", help=r"\n and so on in -p")
         ] = True,
@@ -106,7 +116,10 @@ def register(app: typer.Typer) -> None:
         given |= {"max_tokens": None if n_predict < 0 else n_predict}
         given |= {"seed": None if seed == -1 else seed}
         SamplingParams(**given)  # a bad flag is told before the model is read
-        with _loaded(path, device, n_ctx, threads) as llm:
+        for name, value in (("-ctk", cache_type_k), ("-ctv", cache_type_v)):
+            if value not in CACHE_TYPES:
+                raise ImpError(f"{name} is '{value}', it must be {TYPES}")
+        with _loaded(path, device, n_ctx, threads, (cache_type_k, cache_type_v)) as llm:
             params = replace(llm.defaults, **given)
             if text is None:
                 _talk(llm, params, system)
@@ -127,7 +140,9 @@ def _prompt(prompt: str | None, file: Path | None, escape: bool) -> tuple[str | 
 
 
 @contextmanager
-def _loaded(path: Path, device: str, n_ctx: int, threads: int) -> Iterator[LLM]:
+def _loaded(
+    path: Path, device: str, n_ctx: int, threads: int, types: tuple[str, str]
+) -> Iterator[LLM]:
     columns = (TextColumn("loading"), BarColumn(), DownloadColumn())
     console = Console(stderr=True)
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
@@ -138,7 +153,13 @@ def _loaded(path: Path, device: str, n_ctx: int, threads: int) -> Iterator[LLM]:
             progress.update(task, completed=done, total=total)
 
         llm = LLM(
-            path, device=device, n_ctx=n_ctx or None, n_threads=threads or None, progress=report
+            path,
+            device=device,
+            n_ctx=n_ctx or None,
+            n_threads=threads or None,
+            cache_type_k=types[0],
+            cache_type_v=types[1],
+            progress=report,
         )
     for note in getattr(llm.model, "notes", []):
         _log(f"note: {note}")

@@ -123,9 +123,9 @@ void encode_row(DType dtype, const float* src, std::int64_t elems, std::byte* ds
       std::memcpy(dst, src, static_cast<std::size_t>(elems) * 4);
       return;
     case DType::f16:
-      return halves(float_to_half);
+      return halves([](float f) { return float_to_half(f); });
     case DType::bf16:
-      return halves(float_to_bf16);
+      return halves([](float f) { return float_to_bf16(f); });
     case DType::q8_0:
       for (std::int64_t i = 0; i < elems; i += q8_0::block_elems)
         q8_0::encode(src + i, dst + i / q8_0::block_elems * q8_0::block_bytes);

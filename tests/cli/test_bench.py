@@ -157,6 +157,21 @@ def test_speed_formats(run) -> None:
     assert [json.loads(line)["n_threads"] for line in out.splitlines()] == [1, 1]
 
 
+def test_cache_types(run) -> None:
+    """One test per combination, in llama-bench's order; columns where a type is not the default."""
+    arguments = ("-p", "4", "-n", "0", "-r", "1", "-ctk", "q8_0,f32", "-ctv", "f32", "-ctv", "bf16")
+    status, out, _ = run(*arguments, "-o", "jsonl", "-oe", "md")
+    assert status == 0
+    pairs = [(r["type_k"], r["type_v"]) for r in map(json.loads, out.splitlines())]
+    assert pairs == [("q8_0", "f32"), ("q8_0", "bf16"), ("f32", "f32"), ("f32", "bf16")]
+    _, out, _ = run(*arguments[:8])
+    assert "| threads | type_k |            test |" in out
+    assert len(golden.SPEED_ROW.findall(out)) == 2
+    batched = ("-npp", "4", "-ntg", "1", "-npl", "2", "-ctk", "f16", "-ctv", "q8_0")
+    status, out, _ = run(*batched)
+    assert status == 0 and len(golden.BATCHED_ROW.findall(out)) == 1
+
+
 @pytest.mark.usefixtures("ceiling")
 def test_speed_extra(run) -> None:
     status, out, _ = run("-p", "8", "-n", "4", "-r", "1", "--extra")

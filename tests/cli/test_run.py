@@ -69,6 +69,16 @@ def test_text_comes_as_it_is_made(
     assert "".join(parts) == "one 日\n" and len(parts) >= 4 and "日" in parts
 
 
+def test_cache_types(session: FakeSession, capsys: pytest.CaptureFixture[str]) -> None:
+    session.script = ids("a<|im_end|>")
+    status, _, _ = run(capsys, "m.gguf", "-p", "x", "-ctk", "q8_0", "--cache-type-v", "bf16")
+    assert status == 0
+    assert (session.options["cache_type_k"], session.options["cache_type_v"]) == ("q8_0", "bf16")
+    status, out, err = run(capsys, "m.gguf", "-p", "x", "-ctv", "q4_0")
+    assert (status, out) == (1, "")
+    assert "-ctv is 'q4_0', it must be f32, f16, bf16 or q8_0" in err
+
+
 def test_options(session: FakeSession, capsys: pytest.CaptureFixture[str]) -> None:
     session.script = ids("a b STOP c d")
     args = ("-m", "m.gguf", "-p", "x", "--temp", "0", "-c", "77", "-t", "3", "--device", "cpu")

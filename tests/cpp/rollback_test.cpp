@@ -146,6 +146,13 @@ TEST_CASE("parts of a snapshot that do not fit are refused") {
   s = good;
   s.tokens.resize(65);
   bad(s, {"65 tokens", "holds 64"});
+  s = good;
+  s.types = {DType::f16, DType::q8_0};
+  bad(s, {"holds f16 keys and q8_0 values", "session f32 keys and f32 values"});
+  const Snapshot read = unpack(pack(s), "x");
+  CHECK(read.types == s.types);
+  s.types.v = static_cast<DType>(5);  // no type has this id
+  refused([&] { (void)unpack(pack(s), "x"); }, ErrorCode::bad_file, {"x: ", "cache type id 5"});
   CHECK(r.session.open_sequences() == 1);
 }
 

@@ -74,6 +74,12 @@ def test_command_line(gguf: Path, text: str, tmp_path: Path, capfd) -> None:
     assert "Same top p: 100.000 ± 0.000 %" in out
     found = re.search(r"Mean PPL\(Q\) +: +([0-9.]+)", out)
     assert found and float(found[1]) == pytest.approx(steps[-1], abs=1e-4)
+    types = ["-ctk", "q8_0", "-ctv", "f16"]
+    assert cli.main([*flags, *types, "--kl-divergence", "--kl-divergence-base", base]) == 0
+    out, err = capfd.readouterr()
+    assert "kv cache q8_0 f16" in err
+    mean = re.search(r"^Mean    KLD: +([0-9.]+) ", out, re.M)
+    assert mean and 1e-6 < float(mean[1]) < 2e-4
 
 
 def test_diff_of_a_model_and_its_stored_run(gguf: Path, tmp_path: Path) -> None:

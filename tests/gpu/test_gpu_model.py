@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from imp_runtime import _core
+from imp_runtime.errors import ImpError
 from imp_runtime.model import Model, choose_device
 from imp_runtime.session import Session
 
@@ -162,3 +163,10 @@ def test_auto_is_cuda_where_the_weights_fit(cuda: None) -> None:
     free = int(_core.system_info()["cuda_free_bytes"])
     assert choose_device("auto", 1 << 20) == "cuda"
     assert choose_device("auto", free) == "cpu"  # no room beside them
+
+
+def test_cache_types_that_cuda_lacks(pair: Pair) -> None:
+    cuda = pair("base")[1]
+    for option in ("cache_type_k", "cache_type_v"):
+        with pytest.raises(ImpError, match="^cuda: cache type q8_0 is not supported, only f32$"):
+            Session(cuda, n_ctx=16, **{option: "q8_0"})  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import gguf
 import numpy as np
 
 from imp_runtime import _core
@@ -75,6 +76,13 @@ DECODE = {
     "NVFP4": refs.decode_nvfp4,
     "F8_E4M3": refs.decode_e4m3,
 }
+CACHE_TYPES = ("F32", "F16", "BF16", "Q8_0")
+
+
+def cached(kind: str, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """float32 [..., n] as a cache stores it: (bytes [..., m], float64 [..., n]), by gguf."""
+    raw = gguf.quants.quantize(f32(x), gguf.GGMLQuantizationType[kind]).view(np.uint8)
+    return raw.reshape(*x.shape[:-1], -1), DECODE[kind](raw.reshape(-1)).reshape(x.shape)
 
 
 def stored(
@@ -226,6 +234,11 @@ class Steps:
     def cache(self, *per_page: int) -> np.ndarray:
         """float32 [pages, *per_page], NaN"""
         return np.full((self.n_pages, *per_page), np.nan, np.float32)
+
+    def stored(self, kind: str, width: int) -> np.ndarray:
+        """uint8 [pages, page tokens, bytes of `width` elements], NaN"""
+        size = width // BLOCK[kind] * gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]
+        return np.full((self.n_pages, self.page_tokens, size), 255, np.uint8)
 
     def slots(self, i: int, n: int, per_page: int) -> tuple[list[int], list[int]]:
         """(page, slot) of entries 0..n of sequence i in a cache of `per_page` entries a page"""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from imp_runtime.errors import ImpError
 from tests.ops import harness as h
 from tests.ops import refs
 
@@ -86,6 +87,76 @@ def test_kv_store(device: h.Device, chunks: list[tuple[int, int]], page_tokens: 
             want_k[at], want_v[at] = k[s.part(i)], v[s.part(i)]
         h.same(keys, want_k)
         h.same(values, want_v)
+
+
+def needs(device: h.Device, *kinds: str) -> list[str]:
+    """The `cache_types` of a step. Skips what the device lacks."""
+    if device.backend == "cuda" and set(kinds) != {"F32"}:
+        pytest.skip("CUDA caches f32 alone")
+    return [kind.lower() for kind in kinds]
+
+
+def hard_values(rng: np.random.RandomState, rows: int, width: int) -> np.ndarray:
+    """float32 [rows, width]: all magnitudes, and what rounds in the middle."""
+    x = h.normal(rng, rows, width) * h.f32(10.0 ** rng.randint(-9, 4, (rows, 1)))
+    x[::5, ::3] = 0
+    x[1::5] = rng.randint(-254, 255, (len(x[1::5]), width)) / 2  # Q8_0 codes in the middle
+    x[1::5, ::32] = 127
+    x[2::5] = 1 + rng.randint(0, 64, (len(x[2::5]), width)) / 2**12  # f16 in the middle
+    x[3::5] = 1 + rng.randint(0, 64, (len(x[3::5]), width)) / 2**9  # bf16 in the middle
+    x[4::5] = 0
+    return h.f32(x)
+
+
+@pytest.mark.parametrize("k_kind", h.CACHE_TYPES)
+@pytest.mark.parametrize("v_kind", h.CACHE_TYPES)
+def test_kv_store_encodes_as_gguf(device: h.Device, k_kind: str, v_kind: str) -> None:
+    """Byte for byte, and nothing beside."""
+    rng = np.random.RandomState(2)
+    types = needs(device, k_kind, v_kind)
+    for chunks in CHUNKS:
+        s = h.steps(rng, chunks)
+        for width in (32, 512):
+            k, v = hard_values(rng, s.total, width), hard_values(rng, s.total, width)
+            keys, values = s.stored(k_kind, width), s.stored(v_kind, width)
+            want_k, want_v = keys.copy(), values.copy()
+            step = s.inputs(kv=[(keys, values, None)], cache_types=types)
+            device.run("kv_store", {"k": k, "v": v}, step)
+            stored_k, stored_v = h.cached(k_kind, k)[0], h.cached(v_kind, v)[0]
+            for i, n in enumerate(s.rows):
+                p = s.positions[i]
+                at = tuple(np.array(x)[p : p + n] for x in s.slots(i, p + n, s.page_tokens))
+                want_k[at], want_v[at] = stored_k[s.part(i)], stored_v[s.part(i)]
+            h.same(keys, want_k)
+            h.same(values, want_v)
+
+
+@pytest.mark.parametrize("kind", h.CACHE_TYPES)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_kv_store_hides_no_fault(device: h.Device, kind: str, bad: float) -> None:
+    """What is not a number is none when it is read; its neighbours in a block may be lost."""
+    types = needs(device, kind, kind)
+    s = h.steps(np.random.RandomState(2), [(0, 2)])
+    x = np.ones((2, 64), np.float32)
+    x[1, 40] = bad
+    keys, values = s.stored(kind, 64), s.stored(kind, 64)
+    step = s.inputs(kv=[(keys, values, None)], cache_types=types)
+    device.run("kv_store", {"k": x, "v": x}, step)
+    for cache in (keys, values):
+        read = h.DECODE[kind](cache[s.pages[0][0], :2].reshape(-1)).reshape(2, 64)
+        assert not np.isfinite(read[1, 40])
+        assert np.isfinite(read[0]).all() and np.isfinite(read[1, :32]).all()
+
+
+def test_cache_types_that_are_not_there(device: h.Device) -> None:
+    s = h.steps(np.random.RandomState(2), [(0, 2)])
+    step = s.inputs(kv=[(s.stored("F32", 32), s.stored("F32", 32), None)])
+    x = np.ones((2, 32), np.float32)
+    with pytest.raises(ImpError, match="cache type q4_0 is not supported, only f32, f16, bf16 and"):
+        device.run("kv_store", {"k": x, "v": x}, step | {"cache_types": ["f32", "q4_0"]})
+    if device.backend == "cuda":
+        with pytest.raises(ImpError, match="cuda: cache type q8_0 is not supported, only f32"):
+            device.run("kv_store", {"k": x, "v": x}, step | {"cache_types": ["f32", "q8_0"]})
 
 
 # ---------------------------------------------------------------- indexer
@@ -195,17 +266,19 @@ def check_attend(
     blocks: int = 0,
     ratio: int = 4,
     sharp: float = 1.0,
+    kinds: tuple[str, str] = ("F32", "F32"),
 ) -> None:
     rng = np.random.RandomState(heads * 100 + dim)
     width = kv_heads * dim
-    keys, values = s.cache(s.page_tokens, width), s.cache(s.page_tokens, width)
+    types = needs(device, *kinds)
+    keys, values = (s.stored(kind, width) for kind in kinds)
     q, qg = sharp * h.normal(rng, s.total, heads * dim), h.normal(rng, s.total, 2 * heads * dim)
     selected = np.full((s.total, max(blocks, 1)), 2**31 - 1, np.int32)
     want = np.empty((s.total, heads * dim))
     for i, (p, n) in enumerate(zip(s.positions, s.rows, strict=True)):
-        k, v = h.normal(rng, p + n, width), h.normal(rng, p + n, width)
         at = s.slots(i, p + n, s.page_tokens)
-        keys[at], values[at] = k, v
+        keys[at], k = h.cached(kinds[0], h.normal(rng, p + n, width))
+        values[at], v = h.cached(kinds[1], h.normal(rng, p + n, width))
         visible = []
         for row in range(s.part(i).start, s.part(i).stop):
             position = p + row - s.first(i)
@@ -220,8 +293,8 @@ def check_attend(
         part = s.part(i)
         y = refs.attention(
             h.f64(q[part]).reshape(n, heads, dim),
-            h.f64(k).reshape(p + n, kv_heads, dim),
-            h.f64(v).reshape(p + n, kv_heads, dim),
+            k.reshape(p + n, kv_heads, dim),
+            v.reshape(p + n, kv_heads, dim),
             visible,
         )
         gate = h.f64(qg[part]).reshape(n, heads, 2, dim)[:, :, 1]
@@ -229,7 +302,8 @@ def check_attend(
     args = {"q": q, "qg": qg, "heads": heads, "kv_heads": kv_heads, "ratio": ratio}
     args |= {"blocks": blocks} | ({"selected": selected} if blocks else {})
     untouched = keys.copy(), values.copy()
-    got = device.run("attend", args, s.inputs(kv=[(keys, values, None)]))["y"]
+    step = s.inputs(kv=[(keys, values, None)], cache_types=types)
+    got = device.run("attend", args, step)["y"]
     h.close(got, want, ATTEND_TOLERANCE)
     h.same(keys, untouched[0])
     h.same(values, untouched[1])
@@ -259,6 +333,20 @@ def test_attend_sparse(device: h.Device, blocks: int, ratio: int) -> None:
     edge = ratio * (blocks + 1) - 1
     s = h.steps(np.random.RandomState(9), [(0, 2), (edge - 3, 9), (3 * edge, 3)])
     check_attend(device, s, 4, 2, 32, blocks, ratio)
+
+
+@pytest.mark.parametrize("k_kind", h.CACHE_TYPES)
+@pytest.mark.parametrize("v_kind", h.CACHE_TYPES)
+def test_attend_stored_types(device: h.Device, k_kind: str, v_kind: str) -> None:
+    """What was rounded is read exactly: the tolerance is that of fp32."""
+    kinds = (k_kind, v_kind)
+    s = h.steps(np.random.RandomState(9), [(0, 2), (44, 9), (137, 3)])
+    for heads, kv_heads, dim in ((4, 2, 32), (7, 1, 96), (24, 2, 256)):
+        check_attend(device, s, heads, kv_heads, dim, kinds=kinds)
+        check_attend(device, s, heads, kv_heads, dim, 8, 4, kinds=kinds)
+    if "Q8_0" not in kinds:
+        for dim in (1, 17, 40):
+            check_attend(device, s, 6, 2, dim, kinds=kinds)
 
 
 def test_attend_sharp_softmax(device: h.Device) -> None:

@@ -20,10 +20,9 @@ Load = Callable[[str], Model]
 PARAMS = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, seed=5, max_tokens=4, ignore_eos=True)
 
 
-def open_session(model: Model, rows: int = 10, tokens: int = 960) -> Session:
-    return Session(
-        model, n_ctx=96, max_seqs=rows, n_threads=1, cache_tokens=tokens, n_ubatch=64, poison=True
-    )
+def open_session(model: Model, rows: int = 10, tokens: int = 960, **types: str) -> Session:
+    options = {"n_ctx": 96, "n_threads": 1, "n_ubatch": 64, "poison": True}
+    return Session(model, max_seqs=rows, cache_tokens=tokens, **options, **types)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -55,6 +54,30 @@ def test_a_hit_equals_a_cold_start(name: str, model: Load) -> None:
             assert ask.tokens == expected, keep
             engine.close()
             assert nothing_held(session)
+
+
+@pytest.mark.parametrize("types", [("f16", "q8_0"), ("q8_0", "bf16")])
+def test_a_hit_in_a_rounded_cache(types: tuple[str, str], model: Load, tmp_path: Path) -> None:
+    """In memory and from the folder, which sessions of other types do not read."""
+    options = {"cache_type_k": types[0], "cache_type_v": types[1]}
+    tokens = Golden("base").tokens("long")
+    prompts = {at: tokens[:at] + tokens[100:][: 1 + at % 19] for at in (1, 15, 16, 17, 33)}
+    want = alone(model("base"), [Ask(p, PARAMS) for p in prompts.values()], **options)
+    for keep, expected in zip(prompts, want, strict=True):
+        for _ in range(2):  # kept in the first round, found in the folder in the second
+            with open_session(model("base"), **options) as session:
+                cache = cache_of(session, folder=tmp_path / str(keep))
+                engine = engine_of(session, cache=cache, n=2)
+                if not cache.touch(prompts[keep]):
+                    run(engine, [Ask(tokens[:keep] + [7] * 9, PARAMS)], keep=[keep])
+                ask = Ask(prompts[keep], PARAMS)
+                request = submit(engine, ask)
+                engine.wait(lambda ask=ask: ask.ended)  # type: ignore[misc]
+                assert request.timings.cached_tokens >= keep  # its own borders were kept too
+                assert ask.tokens == expected, keep
+                engine.close()
+    with open_session(model("base")) as session:
+        assert not cache_of(session, folder=tmp_path / "33").touch(prompts[33])
 
 
 def test_the_same_prompt_again(session: Session, model: Load) -> None:
@@ -213,7 +236,9 @@ def test_damaged_and_foreign_files_are_rebuilt(model: Load, tmp_path: Path) -> N
     other = fill(model("options"), tmp_path, prompt)  # side by side
     assert restart(model("options"), tmp_path, prompt)[:2] == (other, 32)
     files = sorted(tmp_path.glob("*" + SUFFIX))
-    (tmp_path / f"{files[0].name[:17]}x-y{SUFFIX}").write_bytes(b"a name that is not one")
+    (tmp_path / f"{files[0].name.rsplit('-', 2)[0]}-x-y{SUFFIX}").write_bytes(
+        b"a name that is not one"
+    )
     hit = {}
     for file in files:
         data = file.read_bytes()

@@ -67,9 +67,9 @@ def run(engine: Engine, batch: list[Ask], **options: object) -> list[list[int]]:
     return [a.tokens for a in batch]
 
 
-def alone(model: Model, batch: list[Ask], n_ctx: int = 96) -> list[list[int]]:
+def alone(model: Model, batch: list[Ask], n_ctx: int = 96, **options: object) -> list[list[int]]:
     """The tokens of each, run by itself in a session with room for one."""
-    with Session(model, n_ctx=n_ctx, n_threads=1, poison=True) as session:
+    with Session(model, n_ctx=n_ctx, n_threads=1, poison=True, **options) as session:  # type: ignore[arg-type]
         engine = Engine(session, Tokenizer(model.keys))
         return [run(engine, [a.again()])[0] for a in batch]
 

@@ -41,35 +41,48 @@ class Model:
 
 
 class Sequence:
-    def __init__(self, session: "Session") -> None:
-        self.session = session
+    def __init__(self, session: "Session", seq: int) -> None:
+        self.session, self.id = session, seq
         self.length = 0
-
-    def extend(self, tokens, outputs="last") -> np.ndarray:
-        tokens = np.asarray(tokens)
-        self.session.calls.append((self.length, tokens.tolist(), outputs))
-        self.length += len(tokens)
-        first = {"last": len(tokens) - 1, "all": 0, "none": len(tokens)}.get(outputs, outputs)
-        return self.session.model.logits[tokens[first:]]
+        session.open_sequences[seq] = self
 
     def close(self) -> None:
-        self.session.n_open -= 1
+        del self.session.open_sequences[self.id]
 
 
 class Session:
-    """Records every call; counts open sequences."""
+    """Records every piece of a step and the number of pieces; counts open sequences."""
 
     n_ubatch = 512
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.calls: list = []
-        self.n_open = 0
+        self.core = self
+        self.calls: list = []  # of a piece: tokens before it, its tokens, outputs
+        self.steps: list[int] = []  # pieces
+        self.open_sequences: dict[int, Sequence] = {}
+        self.opened = self.most_open = 0
+
+    @property
+    def n_open(self) -> int:
+        return len(self.open_sequences)
 
     def open(self) -> Sequence:
-        self.n_open += 1
-        assert self.n_open == 1
-        return Sequence(self)
+        self.opened += 1
+        sequence = Sequence(self, self.opened)
+        self.most_open = max(self.most_open, self.n_open)
+        return sequence
+
+    def step(self, requests: list) -> np.ndarray:
+        assert sum(len(tokens) for _, tokens, _ in requests) <= self.n_ubatch
+        self.steps.append(len(requests))
+        wanted = []
+        for seq, tokens, first in requests:
+            sequence = self.open_sequences[seq]
+            self.calls.append((sequence.length, tokens.tolist(), len(tokens) - first))
+            sequence.length += len(tokens)
+            wanted.append(tokens[first:])
+        return self.model.logits[np.concatenate(wanted)]
 
 
 def write_gguf(path: str, logits: np.ndarray, add_bos: bool) -> None:

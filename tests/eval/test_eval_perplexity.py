@@ -15,7 +15,7 @@ from imp_runtime.eval import (
     perplexity,
     windows,
 )
-from imp_runtime.eval.windows import MIN_CONTEXT, plan_strided, plan_windows
+from imp_runtime.eval.windows import MIN_CONTEXT, limited, plan_strided, plan_windows
 from tests.eval import bigram
 
 TEXT = bigram.encode(bigram.WORDS)  # 272 tokens
@@ -55,7 +55,7 @@ def test_windows_start_empty_and_ask_for_scored_rows_only() -> None:
     run = session()
     perplexity(run, TEXT, PerplexityOptions(n_ctx=16, n_batch=6, chunks=2))
     assert [(past, len(tokens), rows) for past, tokens, rows in run.calls] == [
-        (0, 6, "none"), (6, 6, 2), (12, 4, 0),
+        (0, 6, 0), (6, 6, 4), (12, 4, 4),
     ] * 2  # fmt: skip
     assert [token for _, tokens, _ in run.calls for token in tokens] == TEXT[:32]
     assert run.n_open == 0
@@ -67,7 +67,32 @@ def test_pieces_are_no_longer_than_a_step() -> None:
     whole = perplexity(session(), TEXT, PerplexityOptions(n_ctx=32))
     pieces = perplexity(run, TEXT, PerplexityOptions(n_ctx=32))
     np.testing.assert_array_equal(pieces.nll, whole.nll)
-    assert {len(tokens) for _, tokens, _ in run.calls} == {10, 2}
+    assert [len(tokens) for _, tokens, _ in run.calls[:6]] == [10, 10, 10, 2, 8, 10]
+    assert run.steps[:5] == [1, 1, 1, 2, 1]
+
+
+@pytest.mark.parametrize("n_ctx", [3, 8, 17, 32])
+@pytest.mark.parametrize("n_ubatch", [1, 7, 16, 24, 512])
+def test_windows_of_a_pass_share_steps(n_ctx: int, n_ubatch: int) -> None:
+    """Steps are full, and no more is open than the plan says; every number stays."""
+    serial = perplexity(session(), TEXT, PerplexityOptions(n_ctx, n_batch=1))
+    for n_batch, n_parallel in ((2048, None), (100, None), (2048, 3), (2048, 1)):
+        run = session()
+        run.n_ubatch = n_ubatch
+        options = PerplexityOptions(n_ctx, n_batch, n_parallel)
+        plan = options.plan(len(TEXT))
+        result = perplexity(run, TEXT, options)
+        np.testing.assert_array_equal(result.nll, serial.nll)
+        assert (result.ppl, result.uncertainty) == (serial.ppl, serial.uncertainty)
+        assert result.logits_sha256 == serial.logits_sha256
+        assert [w.ppl for w in result.windows] == [w.ppl for w in serial.windows]
+        assert max(run.steps) == run.most_open <= plan.together(n_ubatch) <= plan.n_seq
+        assert run.n_open == 0
+        passes = [plan.n_seq] * (plan.n_chunks // plan.n_seq) + [plan.n_chunks % plan.n_seq]
+        step = min(plan.n_batch, n_ubatch)
+        assert len(run.steps) == sum(-(-n * n_ctx // step) for n in passes)
+        if n_parallel == 1:
+            assert set(run.steps) == {1}
 
 
 def test_bos_replaces_the_first_token_of_every_window() -> None:
@@ -113,6 +138,25 @@ def test_plan(n_tokens: int, n_ctx: int, n_batch: int, chunks: int, expected: ob
     assert plan.scored_per_window == n_ctx - 1 - n_ctx // 2
 
 
+@pytest.mark.parametrize(
+    ("n_ctx", "n_batch", "n_ubatch", "expected"),
+    [
+        (512, 2048, 512, 1),
+        (128, 2048, 512, 4),
+        (300, 2048, 512, 3),
+        (300, 512, 512, 1),
+        (512, 2048, 1, 1),
+        (512, 2048, 4096, 4),
+        (512, 100, 512, 1),
+        (3, 2048, 512, 172),
+    ],
+)
+def test_windows_in_a_step(n_ctx: int, n_batch: int, n_ubatch: int, expected: int) -> None:
+    plan = plan_windows(100_000, n_ctx, n_batch, -1)
+    assert plan.together(n_ubatch) == expected
+    assert limited(plan, 2).together(n_ubatch) == min(expected, 2)
+
+
 def test_strided_plan_rounds_the_window_as_llama_cpp() -> None:
     plan = plan_strided(12104, 256, 2048, 4, 128)
     assert (plan.n_ctx, plan.step, plan.first, plan.scored_per_window) == (512, 128, 383, 128)
@@ -131,6 +175,8 @@ def test_sizes_out_of_range(sizes: tuple[int, int, int, int], message: str) -> N
     with pytest.raises(ImpError, match=message):
         plan_windows(*sizes)
     plan_windows(9, MIN_CONTEXT, 1, 1)
+    with pytest.raises(ImpError, match="--parallel is 0, it must be at least 1"):
+        PerplexityOptions(n_parallel=0).plan(9999)
 
 
 @pytest.mark.parametrize(("stride", "fine"), [(255, True), (256, False), (-1, False)])
@@ -162,17 +208,23 @@ def test_non_finite_logits_stop_the_run(bad: float) -> None:
 
 
 def test_failed_evaluation_names_chunk_and_positions(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = bigram.Sequence.extend
+    real = bigram.Session.step
 
-    def extend(self: bigram.Sequence, tokens: object, outputs: object = "last") -> np.ndarray:
-        if len(self.session.calls) == 5:
+    def step(self: bigram.Session, requests: list) -> np.ndarray:
+        if len(self.calls) == 5:
             raise ImpError("no page is left")
-        return real(self, tokens, outputs)
+        return real(self, requests)
 
-    monkeypatch.setattr(bigram.Sequence, "extend", extend)
+    monkeypatch.setattr(bigram.Session, "step", step)
     run = session()
     with pytest.raises(EvalError, match="chunk 3 of 17: positions 8 to 15 failed: no page is left"):
         perplexity(run, TEXT, PerplexityOptions(n_ctx=16, n_batch=8))
+    assert run.n_open == 0
+    run = session()
+    run.n_ubatch = 40
+    where = "chunks 5 to 7 of 17: positions from 0 of the first to 7 of the last failed: no page"
+    with pytest.raises(EvalError, match=where):  # after 1 to 3, 3 to 4
+        perplexity(run, TEXT, PerplexityOptions(n_ctx=16, n_batch=64))
     assert run.n_open == 0
 
 

@@ -82,6 +82,23 @@ def test_command_line(gguf: Path, text: str, tmp_path: Path, capfd) -> None:
     assert mean and 1e-6 < float(mean[1]) < 2e-4
 
 
+def test_windows_share_steps(gguf: Path, text: str, tmp_path: Path, capfd) -> None:
+    """Four windows of 128 tokens in a step of 512 print what one at a time prints."""
+    flags = ["-m", str(gguf), "-f", text, "-c", "128", "--chunks", "6", "-t", "2"]
+    outs, files = [], []
+    for i, extra in enumerate((["-np", "1"], ["-b", "128"], ["-np", "3"], [])):
+        files.append(tmp_path / str(i))
+        assert cli.main([*flags, *extra, "--kl-divergence-base", str(files[-1])]) == 0
+        out, err = capfd.readouterr()
+        outs.append((out, re.search(r"Final estimate.*", err)[0], re.search(r"sha256.*", err)[0]))
+        assert f"n_seq={(1, 1, 3, 16)[i]}\n" in err
+        compare = ["-m", str(gguf), *extra, "--kl-divergence", "--kl-divergence-base"]
+        assert cli.main([*compare, str(files[0])]) == 0
+        outs[-1] += (capfd.readouterr()[0],)
+    assert outs == outs[:1] * 4
+    assert len({f.read_bytes() for f in files}) == 1
+
+
 def test_diff_of_a_model_and_its_stored_run(gguf: Path, tmp_path: Path) -> None:
     app = typer.Typer()
     diff_cli.register(app)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from ..session import CACHE_TYPES
 from .llama_common import CACHE, COMMON
-from .llama_flags import INT32_MAX, Flag, FlagError, FlagTable, Meaning, flag, ignored, refused
+from .llama_flags import INT32_MAX, FlagError, FlagTable, Meaning, flag, ignored, refused, without
 
 BATCHED_FLAGS = ("-npp", "-ntg", "-npl")
 """Any of these chooses llama-batched-bench's mode."""
@@ -48,13 +48,7 @@ _BATCHED = [
     *_BOTH,
 ]
 
-
-def _without(flags: Iterable[Flag], taken: Iterable[Flag]) -> list[Flag]:
-    names = {name for row in taken for name in row.names}
-    return [row for row in flags if not names & set(row.names)]
-
-
-BATCHED = FlagTable([*_BATCHED, *_without(COMMON, _BATCHED)])
+BATCHED = FlagTable([*_BATCHED, *without(COMMON, _BATCHED)])
 
 _PLACED = "the runtime places layers and experts itself, choose the device with -dev"
 _MAPPED = "the file is always memory-mapped"

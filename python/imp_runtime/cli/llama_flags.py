@@ -105,6 +105,12 @@ def refused(reason: str, *spellings: str) -> list[Flag]:
     return [Flag(*_split(spelling), str, None, reason, Meaning.REFUSED) for spelling in spellings]
 
 
+def without(flags: Iterable[Flag], taken: Iterable[Flag]) -> list[Flag]:
+    """Those of `flags` whose names are not among `taken`."""
+    names = {name for row in taken for name in row.names}
+    return [row for row in flags if not names & set(row.names)]
+
+
 def _split(spelling: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     names, *placeholders = spelling.split(" ")
     return tuple(names.split(",")), tuple(placeholders)

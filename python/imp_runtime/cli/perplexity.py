@@ -27,7 +27,7 @@ from ..eval.kl_divergence import plan_kld
 from ..eval.kld_stats import MIN_COUNT_FOR_STATISTICS
 from . import perplexity_lines as lines
 from .llama_common import CACHE, COMMON
-from .llama_flags import FlagError, FlagTable, Meaning, Parsed, flag, refused
+from .llama_flags import FlagError, FlagTable, Meaning, Parsed, flag, refused, without
 
 if TYPE_CHECKING:
     from ..session import Session
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
 
+_PARALLEL = flag("-np,--parallel N", "windows per pass at most (default: those of -b)", type=int)
 FLAGS = FlagTable(
     [
         flag("-h,--help,--usage", "print this and exit"),
@@ -46,10 +47,13 @@ FLAGS = FlagTable(
         flag("-e,--escape", r"replace \n, \r, \t, \', \" and \\ in the text", default=False),
         flag("--no-escape", "keep the text as it is (the default)", store=False, into="escape"),
         flag("-c,--ctx-size N", "tokens per window", type=int, default=512),
-        flag("-b,--batch-size N", "tokens evaluated at once", type=int, default=2048),
+        flag(
+            "-b,--batch-size N", "tokens per pass; its windows share steps", type=int, default=2048
+        ),
         flag("-ub,--ubatch-size N", "tokens per forward pass", type=int, default=512),
         flag("-t,--threads N", "threads, -1 for all cores", type=int, default=-1),
         flag("-tb,--threads-batch N", "threads, goes before -t", type=int),
+        _PARALLEL,
         flag("--chunks N", "windows at most, -1 for all", type=int, default=-1),
         flag("--ppl-stride N", "start a window every N tokens", type=int, default=0),
         flag("--ppl-output-type 0|1", "1: a table instead of a list", default="0"),
@@ -69,7 +73,7 @@ FLAGS = FlagTable(
             "--multiple-choice",
             "--multiple-choice-tasks N",
         ),
-        *COMMON,
+        *without(COMMON, [_PARALLEL]),
     ]
 )
 SECTIONS = {
@@ -150,6 +154,7 @@ def _run_perplexity(parsed: Parsed) -> None:
     options = PerplexityOptions(
         n_ctx=parsed["ctx_size"],
         n_batch=parsed["batch_size"],
+        n_parallel=parsed["parallel"],
         chunks=parsed["chunks"],
         stride=parsed["ppl_stride"],
         bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
@@ -177,7 +182,7 @@ def _run_perplexity(parsed: Parsed) -> None:
 
         passes.add(window.index, window.seconds, show)
 
-    with open_session(parsed, plan.n_ctx) as session:
+    with open_session(parsed, plan.n_ctx, plan.together(parsed["ubatch_size"])) as session:
         result = perplexity(session, tokens, options, on_window)
     print(flush=True)
     _log(lines.final_estimate(result))
@@ -192,11 +197,12 @@ def _run_kl_divergence(parsed: Parsed) -> None:
     options = KldOptions(
         n_ctx=parsed["ctx_size"],
         n_batch=parsed["batch_size"],
+        n_parallel=parsed["parallel"],
         bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
         n_threads=_n_threads(parsed),
     )
-    with open_session(parsed, base.n_ctx) as session:
-        plan = plan_kld(base, session.model.vocab_size, options)
+    plan = plan_kld(base, options)
+    with open_session(parsed, plan.n_ctx, plan.together(parsed["ubatch_size"])) as session:
         _log(
             f"{name}: computing over {plan.n_chunks} chunks, n_ctx={plan.n_ctx}, "
             f"batch_size={plan.n_batch}, n_seq={plan.n_seq}"
@@ -233,8 +239,11 @@ def load_tokenizer(model: str) -> "Tokenizer":
 
 
 @contextmanager
-def open_session(parsed: Parsed, n_ctx: int) -> "Iterator[Session]":
-    """Load the model of the command line for windows of ``n_ctx`` tokens; prints the settings."""
+def open_session(parsed: Parsed, n_ctx: int, max_seqs: int = 1) -> "Iterator[Session]":
+    """Load the model of the command line for ``max_seqs`` sequences of ``n_ctx`` tokens at a time.
+
+    Prints the settings.
+    """
     from ..model import Model
     from ..session import Session
 
@@ -250,7 +259,12 @@ def open_session(parsed: Parsed, n_ctx: int) -> "Iterator[Session]":
         n_threads, n_ubatch = _n_threads(parsed), parsed["ubatch_size"]
         types = {key: parsed[key] for key in ("cache_type_k", "cache_type_v")}
         with Session(
-            model, n_ctx=n_ctx, n_threads=n_threads, n_ubatch=n_ubatch, **types
+            model,
+            n_ctx=n_ctx,
+            max_seqs=max_seqs,
+            n_threads=n_threads,
+            n_ubatch=n_ubatch,
+            **types,
         ) as session:
             _log(
                 f"system_info: {session.backend} | n_ubatch = {n_ubatch} | "

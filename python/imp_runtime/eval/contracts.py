@@ -13,6 +13,10 @@ Int32 = npt.NDArray[np.int32]
 class SequenceLike(Protocol):
     """One conversation's state."""
 
+    @property
+    def id(self) -> int:
+        """Its handle in a step."""
+
     def extend(self, tokens: Any, outputs: Any = "last") -> Float32:
         """Logits float32 [n_out, n_vocab] from row ``outputs`` on; valid until the next call."""
 
@@ -28,6 +32,13 @@ class ModelLike(Protocol):
         """Tokens in the vocabulary."""
 
 
+class StepCore(Protocol):
+    """What runs steps."""
+
+    def step(self, requests: Any) -> Float32:
+        """Logits float32 [outputs, n_vocab] of [(sequence id, int32 tokens, first output)]."""
+
+
 class SessionLike(Protocol):
     """A model with room for sequences."""
 
@@ -38,6 +49,10 @@ class SessionLike(Protocol):
     @property
     def n_ubatch(self) -> int:
         """Tokens of one step at most."""
+
+    @property
+    def core(self) -> StepCore:
+        """Runs steps of several sequences."""
 
     def open(self) -> SequenceLike:
         """A new, empty sequence."""

@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,8 +13,8 @@ from .errors import EvalError
 from .kld import KldBase, KldRows
 from .kld_stats import KldTotals, Tally
 from .numerics import for_each_block, row_max_and_sum_exp
-from .perplexity import cut
-from .windows import Plan, check_sizes, run_window
+from .passes import run_windows
+from .windows import Plan, check_sizes, limited
 
 # Base probabilities below exp(-16) are outside what the file stores and do not count.
 MIN_LOG_PROB = np.float32(-16)
@@ -26,7 +26,9 @@ class KldOptions:
 
     Attributes:
         n_ctx: largest window allowed; the base's own window is used.
-        n_batch: tokens handed to the session at once; windows per pass = n_batch / n_ctx.
+        n_batch: tokens per pass, so windows per pass = n_batch / n_ctx, at least 1. Steps are
+            filled with the windows of a pass, which changes no result on the CPU.
+        n_parallel: windows per pass at most, None for no limit but n_batch.
         bos_id: replaces the first token of each window, None if the model adds no BOS.
         n_threads: threads for the arithmetic on the logits.
 
@@ -34,6 +36,7 @@ class KldOptions:
 
     n_ctx: int = 512
     n_batch: int = 2048
+    n_parallel: int | None = None
     bos_id: int | None = None
     n_threads: int = 1
 
@@ -85,12 +88,22 @@ class RowScores:
     kld: Float64  # [n] nats
     same_top: npt.NDArray[np.bool_]  # [n] both put the same token first
 
+    @classmethod
+    def of(cls, parts: "Sequence[RowScores]") -> "RowScores":
+        """The rows of all parts, in order."""
+        return cls(
+            np.concatenate([p.nll for p in parts]),
+            np.concatenate([p.nll_base for p in parts]),
+            np.concatenate([p.kld for p in parts]),
+            np.concatenate([p.same_top for p in parts]),
+        )
 
-def plan_kld(base: KldBase, n_vocab: int, options: KldOptions) -> Plan:
-    """The windows of the base, for a model with ``n_vocab`` entries.
+
+def plan_kld(base: KldBase, options: KldOptions) -> Plan:
+    """The windows of the base.
 
     Raises:
-        EvalError: if the context is too small or the vocabularies differ.
+        EvalError: if the context is too small or an option is out of range.
 
     """
     check_sizes(options.n_ctx, options.n_batch, -1)
@@ -99,13 +112,10 @@ def plan_kld(base: KldBase, n_vocab: int, options: KldOptions) -> Plan:
             f"{base.path} was computed with a context of {base.n_ctx}, "
             f"here it is {options.n_ctx}: raise it with -c"
         )
-    if base.n_vocab != n_vocab:
-        raise EvalError(
-            f"{base.path} has a vocabulary of {base.n_vocab} entries, the model has {n_vocab}"
-        )
     n_seq = max(1, options.n_batch // base.n_ctx)
     n_batch = min(options.n_batch, n_seq * base.n_ctx)
-    return Plan(base.n_ctx, base.n_chunks, base.n_ctx, base.n_ctx // 2, n_batch, n_seq)
+    plan = Plan(base.n_ctx, base.n_chunks, base.n_ctx, base.n_ctx // 2, n_batch, n_seq)
+    return limited(plan, options.n_parallel)
 
 
 def kl_divergence(
@@ -121,27 +131,36 @@ def kl_divergence(
             evaluation fails or a logit is not finite.
 
     """
-    plan = plan_kld(base, session.model.vocab_size, options)
+    plan, n_vocab = plan_kld(base, options), session.model.vocab_size
+    if base.n_vocab != n_vocab:
+        raise EvalError(
+            f"{base.path} has a vocabulary of {base.n_vocab} entries, the model has {n_vocab}"
+        )
     text = base.tokens.reshape(-1)
     tally = Tally()
     klds: list[Float32] = []
     p_diffs: list[Float32] = []
     digest = ""
-    began = time.perf_counter()
-    for index, start, window in cut(text, plan, options.bos_id):
-        window_began = time.perf_counter()
-        for position, logits in run_window(session, window, plan, index):
-            stored = base.rows(index, position - plan.first, len(logits))
-            targets = text[start + position + 1 : start + position + 1 + len(logits)]
-            scores = compare_rows(logits, stored, targets, options.n_threads)
-            p_diff = np.exp(-scores.nll) - np.exp(-scores.nll_base)
-            tally.add(scores.nll, scores.nll_base, scores.kld, p_diff, scores.same_top)
-            klds.append(scores.kld.astype(np.float32))
-            p_diffs.append(p_diff)
-            if index == plan.n_chunks - 1:
-                digest = hashlib.sha256(logits[-1].tobytes()).hexdigest()
+    began = window_began = time.perf_counter()
+    parts: list[RowScores] = []
+    for index, position, logits in run_windows(session, text, plan, options.bos_id):
+        start = index * plan.step
+        stored = base.rows(index, position - plan.first, len(logits))
+        targets = text[start + position + 1 : start + position + 1 + len(logits)]
+        parts.append(compare_rows(logits, stored, targets, options.n_threads))
+        if index == plan.n_chunks - 1:
+            digest = hashlib.sha256(logits[-1].tobytes()).hexdigest()
+        if position + len(logits) < plan.n_ctx - 1:
+            continue  # the window goes on in the next step
+        scores = RowScores.of(parts)
+        parts.clear()
+        p_diff = np.exp(-scores.nll) - np.exp(-scores.nll_base)
+        tally.add(scores.nll, scores.nll_base, scores.kld, p_diff, scores.same_top)
+        klds.append(scores.kld.astype(np.float32))
+        p_diffs.append(p_diff)
+        now = time.perf_counter()
+        seconds, window_began = now - window_began, now
         if on_window is not None:
-            seconds = time.perf_counter() - window_began
             on_window(KldWindow(index, tally.totals(), seconds))
     return KldResult(
         totals=tally.totals(),

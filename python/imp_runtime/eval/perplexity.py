@@ -3,7 +3,7 @@
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,8 @@ from .contracts import Float64, Int32, SessionLike
 from .errors import EvalError
 from .kld import KldWriter, write_kld
 from .numerics import exp_or_inf, token_nll
-from .windows import Plan, check_tokens, plan_strided, plan_windows, run_window
+from .passes import run_windows
+from .windows import Plan, check_tokens, limited, plan_strided, plan_windows
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,9 @@ class PerplexityOptions:
 
     Attributes:
         n_ctx: tokens per window.
-        n_batch: tokens handed to the session at once; windows per pass = n_batch / n_ctx.
+        n_batch: tokens per pass, so windows per pass = n_batch / n_ctx, at least 1. Steps are
+            filled with the windows of a pass, which changes no result on the CPU.
+        n_parallel: windows per pass at most, None for no limit but n_batch.
         chunks: windows at most; negative for all.
         stride: 0 for adjacent windows, else tokens from one window's start to the next.
         bos_id: replaces the first token of each window, None if the model adds no BOS.
@@ -35,6 +38,7 @@ class PerplexityOptions:
 
     n_ctx: int = 512
     n_batch: int = 2048
+    n_parallel: int | None = None
     chunks: int = -1
     stride: int = 0
     bos_id: int | None = None
@@ -54,7 +58,8 @@ class PerplexityOptions:
             raise EvalError("--ppl-stride and --kl-divergence-base cannot be combined")
         if self.stride:
             return plan_strided(n_tokens, self.n_ctx, self.n_batch, self.chunks, self.stride)
-        return plan_windows(n_tokens, self.n_ctx, self.n_batch, self.chunks)
+        plan = plan_windows(n_tokens, self.n_ctx, self.n_batch, self.chunks)
+        return limited(plan, self.n_parallel)
 
 
 @dataclass(frozen=True)
@@ -155,19 +160,26 @@ def perplexity(
     began = time.perf_counter()
     with ExitStack() as stack:
         writer = _open_writer(stack, options, plan, text, n_vocab)
-        for index, start, window in cut(text, plan, options.bos_id if not options.stride else None):
-            window_began = time.perf_counter()
-            for position, logits in run_window(session, window, plan, index):
-                targets = text[start + position + 1 : start + position + 1 + len(logits)]
-                nll = token_nll(logits, targets, options.n_threads)
-                running.add(nll)
-                nlls.append(nll)
-                if writer is not None:
-                    writer.write(logits)
-                if index == plan.n_chunks - 1:
-                    digest = hashlib.sha256(logits[-1].tobytes()).hexdigest()
+        bos_id = options.bos_id if not options.stride else None
+        window_began = began
+        parts: list[Float64] = []
+        for index, position, logits in run_windows(session, text, plan, bos_id):
+            start = index * plan.step
+            targets = text[start + position + 1 : start + position + 1 + len(logits)]
+            nll = token_nll(logits, targets, options.n_threads)
+            parts.append(nll)
+            if writer is not None:
+                writer.write(logits)
+            if index == plan.n_chunks - 1:
+                digest = hashlib.sha256(logits[-1].tobytes()).hexdigest()
+            if position + len(logits) < plan.n_ctx - 1:
+                continue  # the window goes on in the next step
+            nlls.append(np.concatenate(parts))
+            running.add(nlls[-1])
+            parts.clear()
             mean = running.mean
-            seconds = time.perf_counter() - window_began
+            now = time.perf_counter()
+            seconds, window_began = now - window_began, now
             windows.append(
                 Window(index, start, exp_or_inf(mean), mean, running.uncertainty, seconds)
             )
@@ -183,17 +195,6 @@ def perplexity(
         seconds=time.perf_counter() - began,
         logits_sha256=digest,
     )
-
-
-def cut(text: Int32, plan: Plan, bos_id: int | None) -> Iterator[tuple[int, int, Int32]]:
-    """Yield (index, start, tokens int32 [n_ctx]) of each window, BOS put in its first place."""
-    for index in range(plan.n_chunks):
-        start = index * plan.step
-        window = text[start : start + plan.n_ctx]
-        if bos_id is not None:
-            window = window.copy()
-            window[0] = bos_id
-        yield index, start, window
 
 
 def _open_writer(

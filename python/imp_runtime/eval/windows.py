@@ -1,13 +1,12 @@
-"""Cutting a text into evaluation windows and running one window through a session."""
+"""Cutting a text into evaluation windows."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .contracts import Float32, Int32, SessionLike
-from .errors import EvalError, NotFiniteError
-from .numerics import first_non_finite_row
+from .contracts import Int32
+from .errors import EvalError
 
 # Two positions of a window are needed to score one token in its second half.
 MIN_CONTEXT = 3
@@ -25,7 +24,7 @@ class Plan:
         n_chunks: number of windows.
         step: tokens from the start of one window to the start of the next.
         first: first position whose logits are scored (they predict token ``first + 1``).
-        n_batch: tokens handed to the session at once.
+        n_batch: tokens of one pass, or of one step if they are less than a window.
         n_seq: windows per pass, in the sense of llama.cpp's progress lines.
 
     """
@@ -41,6 +40,13 @@ class Plan:
     def scored_per_window(self) -> int:
         """Tokens of each window that are scored."""
         return self.n_ctx - 1 - self.first
+
+    def together(self, n_ubatch: int) -> int:
+        """Windows that one step of at most ``n_ubatch`` tokens can touch."""
+        step = min(self.n_batch, n_ubatch)
+        # Steps begin at multiples of this within a window; the worst begins that far from its end.
+        unit = math.gcd(step, self.n_ctx)
+        return min((step - unit - 1) // self.n_ctx + 2, self.n_seq, self.n_chunks)
 
 
 def check_sizes(n_ctx: int, n_batch: int, chunks: int) -> None:
@@ -93,54 +99,26 @@ def plan_strided(n_tokens: int, n_ctx: int, n_batch: int, chunks: int, stride: i
     return Plan(window, n_chunks, stride, window - stride - 1, min(n_batch, window), 1)
 
 
+def limited(plan: Plan, n_parallel: int | None) -> Plan:
+    """The plan with at most ``n_parallel`` windows per pass, None for no such limit.
+
+    Raises:
+        EvalError: if the limit is out of range.
+
+    """
+    if n_parallel is None:
+        return plan
+    if n_parallel < 1:
+        raise EvalError(f"--parallel is {n_parallel}, it must be at least 1")
+    n_seq = min(plan.n_seq, n_parallel)
+    return replace(plan, n_seq=n_seq, n_batch=min(plan.n_batch, n_seq * plan.n_ctx))
+
+
 def _need(n_tokens: int, n_ctx: int) -> None:
     if n_tokens < 2 * n_ctx:
         raise EvalError(
             f"the text has {n_tokens} tokens, a context of {n_ctx} needs at least {2 * n_ctx}"
         )
-
-
-def run_window(
-    session: SessionLike, window: Int32, plan: Plan, index: int
-) -> Iterator[tuple[int, Float32]]:
-    """Evaluate one window, step by step, from an empty sequence.
-
-    Yields ``(position, logits)``: float32 [n, n_vocab] for the scored positions ``position ..
-    position + n - 1``, valid until the next step.
-
-    Raises:
-        EvalError: if the evaluation fails, naming chunk and positions.
-        NotFiniteError: if a logit is not finite, naming chunk and position.
-
-    """
-    where = f"chunk {index + 1} of {plan.n_chunks}"
-    last = plan.n_ctx - 1  # its logits predict a token outside the window
-    step = min(plan.n_batch, session.n_ubatch)  # longer pieces would gather all their logits
-    sequence = session.open()
-    try:
-        for start in range(0, plan.n_ctx, step):
-            piece = window[start : start + step]
-            skip = min(max(plan.first - start, 0), len(piece))
-            wanted = skip < len(piece)
-            try:
-                logits = sequence.extend(piece, outputs=skip if wanted else "none")
-            except (RuntimeError, ValueError, MemoryError) as error:
-                raise EvalError(
-                    f"{where}: positions {start} to {start + len(piece) - 1} failed: {error}"
-                ) from error
-            if not wanted:
-                continue
-            position = start + skip
-            rows = logits[: last - position]
-            bad = first_non_finite_row(rows)
-            if bad is not None:
-                raise NotFiniteError(
-                    f"{where}: the logits of position {position + bad} are not finite"
-                )
-            if len(rows):
-                yield position, rows
-    finally:
-        sequence.close()
 
 
 def check_tokens(tokens: Int32, n_vocab: int) -> None:

@@ -210,6 +210,7 @@ class LLM:
         *,
         timeout: float | None = None,
         use_cache: bool = True,
+        on_done: Callable[[int, Completion], None] | None = None,
     ) -> list[Completion]:
         """Complete each prompt; up to n_parallel of them run at the same time.
 
@@ -219,6 +220,7 @@ class LLM:
             params: None = the defaults of the file.
             timeout: seconds for all of it; None = as long as it takes.
             use_cache: whether the prefix cache is read and fed.
+            on_done: called with (index of the prompt, its completion) as each ends.
 
         Returns:
             A Completion per prompt, in order. A prompt's result does not depend on the others.
@@ -230,22 +232,20 @@ class LLM:
         batch: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
         streams = [Stream(iter(()), self._ids(p), self._seeded(params)) for p in batch]
         deadline = deadline_of(timeout)
+        done: dict[int, Completion] = {}
+
+        def end(index: int) -> None:
+            done[index] = _complete(streams[index])
+            if on_done is not None:
+                on_done(index, done[index])
+
         if self.engine is None:
-            for stream in streams:
+            for i, stream in enumerate(streams):
                 stream.chunks = self._run(stream, deadline)
-            return [_complete(s) for s in streams]
-        events: list[list[Event]] = [[] for _ in streams]
-        requests = [
-            self._submit(self.engine, s, e.append, deadline, use_cache)
-            for s, e in zip(streams, events, strict=True)
-        ]
-        try:
-            self.engine.wait(lambda: all(e and is_last(e[-1]) for e in events))
-        finally:
-            self.engine.abandon(requests)
-        for stream, got in zip(streams, events, strict=True):
-            stream.chunks = _chunks(got)
-        return [_complete(s) for s in streams]
+                end(i)
+        else:
+            self._run_all(self.engine, streams, deadline, use_cache, end)
+        return [done[i] for i in range(len(streams))]
 
     def stream(
         self,
@@ -418,6 +418,35 @@ class LLM:
                 stream.timings,
                 deadline,
             )
+
+    def _run_all(
+        self,
+        engine: Engine,
+        streams: Sequence[Stream],
+        deadline: float | None,
+        use_cache: bool,
+        end: Callable[[int], None],
+    ) -> None:
+        """Run streams together; `end` is called with the index of each when it has all chunks."""
+        events: list[list[Event]] = [[] for _ in streams]
+        requests = [
+            self._submit(engine, s, e.append, deadline, use_cache)
+            for s, e in zip(streams, events, strict=True)
+        ]
+        running = set(range(len(streams)))
+
+        def ended() -> list[int]:
+            return sorted(i for i in running if events[i] and is_last(events[i][-1]))
+
+        try:
+            while running:
+                engine.wait(lambda: bool(ended()))
+                for i in ended():
+                    running.remove(i)
+                    streams[i].chunks = _chunks(events[i])
+                    end(i)
+        finally:
+            engine.abandon(requests)
 
     def _run_engine(
         self,

@@ -29,6 +29,7 @@ struct Experts {
   std::int64_t experts = 0;
   std::int64_t bytes = 0, scale_bytes = 0;
   const float* factors = nullptr;  // [experts], or absent = 1
+  bool tiled = false;              // NVFP4 in tiles
 };
 
 struct ChunkView {  // Chunk, as the device reads it

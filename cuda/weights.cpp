@@ -41,7 +41,7 @@ std::byte* WeightStore::take(std::size_t bytes, const char* what) {
   return blocks_.back().data();
 }
 
-Matrix WeightStore::upload(const Weight& w, std::size_t parts, std::size_t stride) {
+Matrix WeightStore::upload(const Weight& w, std::size_t parts, std::size_t stride, bool tiled) {
   if (!has_kernels(w.dtype))
     fail(ErrorCode::unsupported,
          str("weights of type ", type_info(w.dtype).name, " have no CUDA kernels"));
@@ -89,14 +89,18 @@ Matrix WeightStore::upload(const Weight& w, std::size_t parts, std::size_t strid
           check(cudaMemcpyAsync(staging.data(), w.data + p * stride + at, bytes,
                                 cudaMemcpyHostToDevice, stream_),
                 "cudaMemcpyAsync");
-        split_blocks(w.dtype, staging.data(), n, codes + done * code_bytes,
-                     scales + done * shape.scale_bytes, stream_);
+        if (tiled)
+          tile_blocks(staging.data(), done, n, static_cast<std::int64_t>(row_blocks), codes, scales,
+                      stream_);
+        else
+          split_blocks(w.dtype, staging.data(), n, codes + done * code_bytes,
+                       scales + done * shape.scale_bytes, stream_);
         done += n;
       }
     check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
     m.data = codes;
     m.scales = scales;
-    m.scale *= shape.missing;
+    m.scale *= tiled ? tiled_missing() : shape.missing;
     m.row_bytes = static_cast<std::int64_t>(row_blocks * code_bytes);
     m.scale_row_bytes = static_cast<std::int64_t>(row_blocks * shape.scale_bytes);
   }
@@ -117,7 +121,9 @@ void WeightStore::add(const Weight* w) {
 void WeightStore::add(const ExpertBank* bank) {
   if (experts_.contains(bank->expert.data)) return;
   Experts e;
-  e.expert = upload(bank->expert, static_cast<std::size_t>(bank->experts), bank->expert_bytes);
+  e.tiled = can_tile(bank->expert);
+  e.expert =
+      upload(bank->expert, static_cast<std::size_t>(bank->experts), bank->expert_bytes, e.tiled);
   e.experts = bank->experts;
   e.bytes = e.expert.rows * e.expert.row_bytes;
   e.scale_bytes = e.expert.rows * e.expert.scale_row_bytes;

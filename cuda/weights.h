@@ -29,7 +29,7 @@ class WeightStore {
   void add(const ExpertBank*);
   void add(const Vector&);
   // `parts` matrices of `shape`, `stride` bytes apart on the host, compact on the device.
-  Matrix upload(const Weight& shape, std::size_t parts, std::size_t stride);
+  Matrix upload(const Weight& shape, std::size_t parts, std::size_t stride, bool tiled = false);
   std::byte* take(std::size_t bytes, const char* what);
 
   cudaStream_t stream_;
@@ -52,5 +52,14 @@ void fill_synthetic(const Weight& shape, std::size_t first, std::size_t words, s
                     cudaStream_t);
 void split_blocks(DType, const std::byte* blocks, std::size_t n, std::byte* codes,
                   std::byte* scales, cudaStream_t);
+
+// NVFP4 experts whose sides are both whole tiles are stored in tiles (common/nvfp4_tiles.cuh),
+// their rows' and scales' bytes as many as otherwise.
+inline constexpr std::int64_t most_tiled = 6144;  // rows or columns: the activations a block shares
+bool can_tile(const Weight&);
+float tiled_missing();
+// Blocks [first, first + n) of a matrix.
+void tile_blocks(const std::byte* blocks, std::size_t first, std::size_t n, std::int64_t row_blocks,
+                 std::byte* codes, std::byte* scales, cudaStream_t);
 
 }  // namespace imp::cuda

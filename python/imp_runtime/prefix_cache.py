@@ -74,11 +74,7 @@ class PrefixCache:
         self._entries: OrderedDict[bytes, tuple[int, int]] = OrderedDict()  # key: seq, length
         self._lengths: Counter[int] = Counter()
         self._pages: Counter[int] = Counter()
-        self.hits = self.misses = self.hit_tokens = 0
-        self.refusals: list[str] = []
-        """One sentence for each file of the folder that was damaged or of something else."""
-        self.foreign = 0
-        """Files in the folder that are of other models or cache types."""
+        self.hits = self.misses = self.hit_tokens = self.refused = 0
         self._on_disk: dict[bytes, int] = {}  # key: length
         if folder is not None:
             self._prefix = f"{session.core.model_hash:016x}-{'-'.join(session.core.cache_types)}-"
@@ -187,12 +183,10 @@ class PrefixCache:
         """Learn the files of this model and cache by their names; checked when they are used."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            names = sorted(p.name for p in folder.glob(f"*{SUFFIX}"))
+            names = sorted(p.name for p in folder.glob(f"{self._prefix}*{SUFFIX}"))
         except OSError as error:
             raise ImpError(f"{folder}: {error.strerror}") from error
-        mine = [name for name in names if name.startswith(self._prefix)]
-        self.foreign = len(names) - len(mine)
-        for name in mine:
+        for name in names:
             length, _, key = name[len(self._prefix) : -len(SUFFIX)].partition("-")
             try:
                 self._on_disk[bytes.fromhex(key)] = int(length)
@@ -212,7 +206,7 @@ class PrefixCache:
             return seq
         except ImpError as error:
             if error.code != "out_of_memory":
-                self.refusals.append(str(error))
+                self.refused += 1
                 self._on_disk.pop(key, None)
                 path.unlink(missing_ok=True)
             return None

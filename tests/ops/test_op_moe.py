@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 
+from imp_runtime.errors import ImpError
 from tests.ops import harness as h
 from tests.ops import refs
 
@@ -110,6 +114,18 @@ def test_expert_ffn_expert_ids(device: h.Device, experts: int) -> None:
     check_ffn(device, "NVFP4", ids, experts, 64, 64)
 
 
+def test_expert_ffn_most_experts(device: h.Device) -> None:
+    """The CPU has no limit; CUDA counts an expert's tokens in a block's shared memory."""
+    limit = 8192
+    check_ffn(device, "F32", np.array([[limit - 1, 0]] * 9), limit, 8, 8)
+    too_many = np.array([[limit]] * 9)
+    if device.backend == "cuda":
+        with pytest.raises(ImpError, match=f"{limit + 1} experts in a layer, .* {limit}"):
+            check_ffn(device, "F32", too_many, limit + 1, 8, 8)
+    else:
+        check_ffn(device, "F32", too_many, limit + 1, 8, 8)
+
+
 def test_expert_ffn_all_experts(device: h.Device) -> None:
     rng = np.random.RandomState(3)
     check_ffn(device, "BF16", chosen(rng, 7, 16, 16), 16, 40, 24)
@@ -193,3 +209,73 @@ def test_moe_ffn(device: h.Device, kind: str) -> None:
             logit,
         )
         h.close(got, want, FFN_TOLERANCE)
+
+
+# ---------------------------------------------------------------- sizes of a step
+
+ROWS = (1, 3, 4, 5, 8, 9, 33, 64, 65)
+
+
+def sparse_bank(
+    rng: np.random.RandomState, experts: int, used: Sequence[int], rows: int, cols: int
+) -> tuple[tuple[Any, ...], np.ndarray]:
+    """An NVFP4 bank of which only `used` make sense, the rest is bytes of 0x7e: (the op's argument,
+    float64 [len(used), rows, cols])"""
+    raw, values = h.stored(rng, "NVFP4", (len(used), rows, cols))
+    stored = np.full((experts, raw.size // len(used)), 0x7E, np.uint8)
+    stored[list(used)] = raw.reshape(len(used), -1)
+    scales = np.full(experts, 1e30, np.float32)
+    scales[list(used)] = rng.uniform(0.5, 2, len(used))
+    argument = (h.IDS["NVFP4"], stored.reshape(-1), experts, rows, cols, scales)
+    return argument, values * h.f64(scales[list(used)])[:, None, None]
+
+
+@pytest.mark.parametrize("skew", ["even", "hot", "one"])
+@pytest.mark.parametrize("hidden, ff", [(256, 128), (640, 256), (192, 128)])
+def test_moe_ffn_of_any_number_of_rows(device: h.Device, hidden: int, ff: int, skew: str) -> None:
+    """Right at every size where a device changes its way, and a row's bits depend on neither the
+    others nor its place."""
+    rng = np.random.RandomState(7)
+    experts, most = 512, max(ROWS)
+    used = [0, 1, 7, 128, 255, 256, 257, 400, 510, 511]
+    if skew == "one":
+        local = np.full((most, 1), len(used) - 1)
+    else:
+        local = chosen(rng, most, len(used), 4)
+    if skew == "hot":  # expert 256 first everywhere
+        local = np.stack([[5, *row[row != 5]][:4] for row in local])
+    k = local.shape[1]
+    ids = np.ascontiguousarray(np.asarray(used)[local], np.int32)
+    gate, gate_values = sparse_bank(rng, experts, used, ff, hidden)
+    up, up_values = sparse_bank(rng, experts, used, ff, hidden)
+    down, down_values = sparse_bank(rng, experts, used, hidden, ff)
+    shared_down, shared_values = h.weight(rng, "BF16", hidden, ff, 0.5)
+    rows = {
+        "x": h.normal(rng, most, hidden),
+        "ids": ids,
+        "weights": h.f32(rng.uniform(0, 1, (most, k))),
+        "share": h.f32(rng.uniform(0, 1, (most, 1))),
+        "shared_gate": h.normal(rng, most, ff),
+        "shared_up": h.normal(rng, most, ff),
+    }
+    weights = {"gate": gate, "up": up, "down": down, "shared_down": shared_down}
+
+    def run(chosen_rows: np.ndarray) -> np.ndarray:
+        part = {name: np.ascontiguousarray(v[chosen_rows]) for name, v in rows.items()}
+        return device.run("moe_ffn", part | weights)["y"]
+
+    all_rows = run(np.arange(most))
+    z, share = h.f64(rows["shared_gate"]), h.f64(rows["share"])[:, 0]
+    want = refs.combine(
+        refs.experts(h.f64(rows["x"]), local, gate_values, up_values, down_values).reshape(
+            most, k, hidden
+        ),
+        h.f64(rows["weights"]),
+        (z * refs.sigmoid(z) * h.f64(rows["shared_up"])) @ shared_values.T,
+        np.log(share / (1 - share)),
+    )
+    h.close(all_rows, want, FFN_TOLERANCE)
+    for n in ROWS:
+        h.same(run(np.arange(n)), all_rows[:n])
+        backwards = np.arange(most)[::-1][:n]
+        h.same(run(backwards), all_rows[backwards])

@@ -1,0 +1,104 @@
+// What the kernels of the experts share: one call's arguments, and slots (token, rank) in tiles of
+// the same expert, which reads its weights once a tile. A slot's bits do not depend on its tile.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/common/math.cuh"
+#include "cuda/context.h"
+
+namespace imp::cuda {
+
+inline constexpr int tile_slots = 4;  // at most; more would leave fewer warps
+// Tokens that are not grouped, every slot is its own tile: so few rarely share an expert.
+inline constexpr std::int64_t direct_rows = 8;
+inline constexpr std::int64_t most_experts = 8192;  // what a block counts in shared memory
+
+struct Tile {
+  std::int32_t expert, first, count;  // slots[first .. first + count)
+};
+
+struct Groups {
+  std::int32_t* slots;    // [n] sorted by expert
+  std::int32_t* n_tiles;  // [1]
+  Tile* tiles;            // [most_tiles()]
+};
+
+inline std::int64_t most_tiles(std::int64_t slots, std::int64_t experts) {
+  return (slots + (tile_slots - 1) * std::min(slots, experts)) / tile_slots + 1;
+}
+// Defined in moe_groups.cu. ids [n]
+void group_slots(const std::int32_t* ids, std::int64_t n, std::int64_t experts, const Groups&,
+                 cudaStream_t);
+
+struct FfnArgs {
+  Experts gate, up, down;
+  const float* x;           // [T, hidden]
+  const std::int32_t* ids;  // [slots]
+  Groups groups;            // of tiles; unused if every slot is a tile of its own
+  int tiles;                // at most
+  bool grouped;
+  float *hidden, *y;  // [slots, ff], [slots, hidden]
+  int k, n_blocks;
+  int loops;  // row groups of a warp, one after the other
+  // The shared expert beside the others: blocks behind theirs make its hidden row too.
+  const float *shared_gate, *shared_up;
+  float* shared_hidden;
+  std::int64_t shared_elements;  // [T * shared ff]; 0 = none
+
+#ifdef __CUDACC__
+  __device__ __forceinline__ void shared_block(int block) const {
+    const std::int64_t i = static_cast<std::int64_t>(block) * blockDim.x + threadIdx.x;
+    if (i < shared_elements) shared_hidden[i] = silu(shared_gate[i]) * shared_up[i];
+  }
+#endif
+};
+
+// Sum of a token's slots and its shared expert, for up to `direct_rows` tokens.
+struct SumArgs {
+  Experts down;
+  Matrix shared_down;
+  const std::int32_t* ids;  // [T * k]
+  const float *hidden, *shared_hidden, *weights, *share;
+  float* y;  // [T, hidden]
+  int k;
+  int split;      // split: warps that a linear map has for a group of the shared rows
+  int loops = 1;  // row groups of a block, one after the other
+};
+
+// Defined in moe_mma.cu: NVFP4 experts on tensor cores.
+bool has_mma(const FfnArgs&);
+void run_mma(const FfnArgs&, cudaStream_t);  // y of every slot
+bool has_sum_mma(const FfnArgs&, const SumArgs&);
+void run_sum_mma(const FfnArgs&, const SumArgs&, cudaStream_t);  // neither tiles nor y of a slot
+
+#ifdef __CUDACC__
+
+__device__ __forceinline__ float expert_scale(const Experts& b, int expert) {
+  return b.expert.scale * (b.factors != nullptr ? b.factors[expert] : 1.0f);
+}
+
+// The tile of this block and its slots.
+struct Work {
+  Tile tile;
+  const std::int32_t* slots = nullptr;  // nullptr: tile i is slot i
+  // False if there is no such tile.
+  __device__ __forceinline__ bool find(const FfnArgs& a, int i) {
+    if (a.grouped) {
+      tile = a.groups.tiles[i];  // there is room for it, whatever it is
+      if (i >= *a.groups.n_tiles) return false;
+      slots = a.groups.slots + tile.first;
+    } else {
+      tile = {a.ids[i], i, 1};
+    }
+    return true;
+  }
+  __device__ __forceinline__ int slot(int i) const {
+    return slots != nullptr ? slots[min(i, tile.count - 1)] : tile.first;
+  }
+};
+
+#endif
+
+}  // namespace imp::cuda

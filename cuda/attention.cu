@@ -1,6 +1,7 @@
 // Attention over the paged cache in two passes: blocks take a token, a KV head and a part of its
 // keys; then the parts are merged in order and gated. How a token's keys are cut depends on their
 // number alone, so that its bits do not depend on the batch.
+#include "cuda/attend.h"
 #include "cuda/check.h"
 #include "cuda/common/math.cuh"
 #include "cuda/common/reduce.cuh"
@@ -16,43 +17,10 @@ constexpr int most_dim = 1024;           // of a head
 constexpr int key_parts = 64;            // of a token's keys
 constexpr std::int64_t split_rows = 64;  // in larger steps one block takes all parts in turn
 
-struct AttendArgs {
-  StepView step;
-  const float *q, *qg;  // [T, heads * dim], [T, heads * 2 dim]
-  const float *keys, *values;
-  const std::int32_t* selected;  // [T, blocks], or absent
-  float *parts, *sums;           // [T, heads, n_blocks, dim], [T, heads, n_blocks, 2]
-  float* y;
-  int heads, kv_heads, dim, ratio, blocks;
-  int n_blocks;  // that share a token's parts: 1 or key_parts
-  float scale;
-};
-
-// The keys that a token sees: all up to itself, or the selected blocks and the incomplete last one.
-struct Visible {
-  const std::int32_t* selected = nullptr;
-  std::int64_t count = 0, all = 0;
-  std::int64_t in_blocks = 0;
-  int ratio;
-
-  __device__ Visible(const AttendArgs& a, const ChunkView& chunk, std::int64_t t) : ratio(a.ratio) {
-    all = chunk.position + (t - chunk.row) + 1;
-    count = all;
-    if (a.selected == nullptr || a.selected[t * a.blocks] < 0) return;
-    selected = a.selected + t * a.blocks;
-    in_blocks = static_cast<std::int64_t>(a.blocks) * ratio;
-    count = in_blocks + all % ratio;
-  }
-  __device__ std::int64_t position(std::int64_t i) const {
-    if (selected == nullptr) return i;
-    return i < in_blocks ? static_cast<std::int64_t>(selected[i / ratio]) * ratio + i % ratio
-                         : all - all % ratio + (i - in_blocks);
-  }
-  // Keys of a part, whole tiles.
-  __device__ std::int64_t part_keys() const {
-    return div_up(div_up(count, key_parts), tile) * tile;
-  }
-};
+// Keys of a part, whole tiles.
+__device__ std::int64_t part_keys(std::int64_t count) {
+  return div_up(div_up(count, key_parts), tile) * tile;
+}
 
 // A softmax in the making: parts are added in order, by whichever kernel holds them, bit for bit
 // the same. The weighted sum of values goes through `keep` and `add`.
@@ -89,7 +57,7 @@ __global__ void __launch_bounds__(Threads) attend_kernel(const AttendArgs a) {
   const std::int64_t width = static_cast<std::int64_t>(a.kv_heads) * a.dim;
   const ChunkView& chunk = a.step.chunk_of(t);
   const Visible visible(a, chunk, t);
-  const std::int64_t part = visible.part_keys();
+  const std::int64_t part = part_keys(visible.count);
   if (blockIdx.y * part >= visible.count) return;
 
   for (int i = threadIdx.x; i < Heads * a.dim; i += Threads)
@@ -193,7 +161,8 @@ __global__ void __launch_bounds__(block_threads) merge_kernel(const AttendArgs a
   const std::int64_t t = blockIdx.x / a.heads;
   const ChunkView& chunk = a.step.chunk_of(t);
   const Visible visible(a, chunk, t);
-  const int parts = min(a.n_blocks, static_cast<int>(div_up(visible.count, visible.part_keys())));
+  const int parts =
+      min(a.n_blocks, static_cast<int>(div_up(visible.count, part_keys(visible.count))));
   const std::int64_t first = blockIdx.x * static_cast<std::int64_t>(a.n_blocks);
   for (int d = threadIdx.x; d < a.dim; d += block_threads) {
     Running running;
@@ -258,6 +227,9 @@ void run(const Attend& op, const Context& c) {
                      static_cast<int>(op.blocks),
                      n_blocks,
                      1.0f / sqrtf(static_cast<float>(op.dim))};
+  static_assert(key_parts == attend_decode_parts);
+  if (n_blocks > 1 && op.dim == attend_decode_dim && op.heads / op.kv_heads <= attend_decode_heads)
+    return attend_decode(a, rows, c.stream);
   if (op.heads / op.kv_heads <= 8)
     launch_attend<8, 256>(a, rows, c.stream);
   else

@@ -89,7 +89,8 @@ struct SelectArgs {
   }
 };
 
-// Warps take blocks of a token in turn. grid (blocks of the grid, rows)
+// Warps take 4 blocks of a token at a time, 4 heads at once. grid (blocks of the grid, rows)
+constexpr int score_keys = 4, score_heads = 4, score_warps = block_threads / 32;
 __global__ void __launch_bounds__(block_threads) score_kernel(const SelectArgs a) {
   begin();
   const std::int64_t t = a.first_row + blockIdx.y;
@@ -97,17 +98,36 @@ __global__ void __launch_bounds__(block_threads) score_kernel(const SelectArgs a
   const std::int64_t blocks = a.complete_blocks(chunk, t);
   if (blocks <= a.blocks) return;
   const float* q = a.q + t * a.heads * a.dim;
-  constexpr int warps = block_threads / 32;
-  for (std::int64_t b = blockIdx.x * static_cast<std::int64_t>(warps) + warp_id(); b < blocks;
-       b += static_cast<std::int64_t>(gridDim.x) * warps) {
-    const float* key = a.keys + a.step.slot(chunk, b * a.ratio) / a.ratio * a.dim;
+  for (std::int64_t b0 =
+           (blockIdx.x * static_cast<std::int64_t>(score_warps) + warp_id()) * score_keys;
+       b0 < blocks; b0 += static_cast<std::int64_t>(gridDim.x) * score_warps * score_keys) {
+    const float* key[score_keys];
+#pragma unroll
+    for (int j = 0; j < score_keys; ++j)
+      key[j] = a.keys + a.step.slot(chunk, min(b0 + j, blocks - 1) * a.ratio) / a.ratio * a.dim;
     float score = 0;
-    for (int h = 0; h < a.heads; ++h) {
-      float dot = 0;
-      for (int d = lane_id(); d < a.dim; d += 32) dot = fmaf(q[h * a.dim + d], key[d], dot);
-      score += fmaxf(0.0f, warp_sum(dot));
+    for (int h0 = 0; h0 < a.heads; h0 += score_heads) {
+      float dots[score_heads * score_keys] = {};
+      for (int d = lane_id(); d < a.dim; d += 32) {
+        float k[score_keys];
+#pragma unroll
+        for (int j = 0; j < score_keys; ++j) k[j] = key[j][d];
+#pragma unroll
+        for (int h = 0; h < score_heads; ++h) {
+          const float x = h0 + h < a.heads ? q[(h0 + h) * a.dim + d] : 0.0f;
+#pragma unroll
+          for (int j = 0; j < score_keys; ++j)
+            dots[h * score_keys + j] = fmaf(x, k[j], dots[h * score_keys + j]);
+        }
+      }
+      // Lane l holds head l / 4 % 4 of key l % 4.
+      float relu = fmaxf(0.0f, warp_sums(dots));
+      relu += __shfl_xor_sync(all_lanes, relu, score_keys);
+      relu += __shfl_xor_sync(all_lanes, relu, 2 * score_keys);
+      score += relu;
     }
-    if (lane_id() == 0) a.scores[blockIdx.y * a.most_blocks + b] = score;
+    if (lane_id() < score_keys && b0 + lane_id() < blocks)
+      a.scores[blockIdx.y * a.most_blocks + b0 + lane_id()] = score;
   }
 }
 
@@ -129,28 +149,39 @@ __device__ int rank_of(bool flag, int* total) {
   return before + __popc(ballot & ((1u << lane_id()) - 1));
 }
 
-// Finds the bits of the k-th largest score digit by digit (scores are not negative, so their bits
-// sort like they do), then emits in index order everything above it and the first of its equals.
-// The histograms are integer counts: the order of their additions does not show. A block per token.
-__global__ void __launch_bounds__(select_threads) select_kernel(const SelectArgs a) {
-  begin();
-  const std::int64_t t = a.first_row + blockIdx.x;
-  const ChunkView& chunk = a.step.chunk_of(t);
-  const std::int64_t blocks = a.complete_blocks(chunk, t);
-  std::int32_t* selected = a.selected + t * a.blocks;
-  if (blocks <= a.blocks) {
-    if (threadIdx.x == 0) selected[0] = -1;
-    return;
-  }
-  const auto* bits = reinterpret_cast<const std::uint32_t*>(a.scores + blockIdx.x * a.most_blocks);
+// The bits of the k-th largest of n scores, and how many of its equals belong to the k largest.
+// Scores are not negative, so their bits sort like they do.
+struct Threshold {
+  std::uint32_t bits;
+  int equals;
+};
+
+// Bit by bit, where the threads hold all scores: a bit stays if k scores are not below it.
+constexpr int held = 4;  // scores of a thread: of blocks thread, thread + select_threads, ...
+__device__ Threshold held_threshold(const std::uint32_t (&mine)[held], int each, int k) {
+  std::uint32_t bits = 0;
+  const auto count = [&](std::uint32_t least) {
+    int n = 0;
+#pragma unroll
+    for (int i = 0; i < held; ++i)
+      if (i < each) n += __syncthreads_count(mine[i] >= least);
+    return n;
+  };
+  for (int bit = 30; bit >= 0; --bit)
+    if (count(bits | 1u << bit) >= k) bits |= 1u << bit;
+  return {bits, k - count(bits + 1)};
+}
+
+// Digit by digit. The histograms are integer counts: the order of their additions does not show.
+__device__ Threshold counted_threshold(const std::uint32_t* bits, std::int64_t n, int k) {
   __shared__ unsigned histogram[256];
   __shared__ unsigned digit, needed_shared;
   std::uint32_t prefix = 0, mask = 0;
-  unsigned needed = static_cast<unsigned>(a.blocks);  // of the scores that share the prefix
+  unsigned needed = static_cast<unsigned>(k);  // of the scores that share the prefix
   for (int shift = 24; shift >= 0; shift -= 8) {
     if (threadIdx.x < 256) histogram[threadIdx.x] = 0;
     __syncthreads();
-    for (std::int64_t b = threadIdx.x; b < blocks; b += select_threads)
+    for (std::int64_t b = threadIdx.x; b < n; b += select_threads)
       if ((bits[b] & mask) == prefix) atomicAdd(&histogram[bits[b] >> shift & 255u], 1u);
     __syncthreads();
     if (threadIdx.x < 32) {  // lane l looks at digits 255 - 8l downwards
@@ -175,14 +206,41 @@ __global__ void __launch_bounds__(select_threads) select_kernel(const SelectArgs
     needed = needed_shared;
     __syncthreads();
   }
+  return {prefix, static_cast<int>(needed)};
+}
+
+// Emits in index order every block above the threshold and the first of its equals. A block per
+// token.
+__global__ void __launch_bounds__(select_threads) select_kernel(const SelectArgs a) {
+  begin();
+  const std::int64_t t = a.first_row + blockIdx.x;
+  const ChunkView& chunk = a.step.chunk_of(t);
+  const std::int64_t blocks = a.complete_blocks(chunk, t);
+  std::int32_t* selected = a.selected + t * a.blocks;
+  if (blocks <= a.blocks) {
+    if (threadIdx.x == 0) selected[0] = -1;
+    return;
+  }
+  const auto* bits = reinterpret_cast<const std::uint32_t*>(a.scores + blockIdx.x * a.most_blocks);
+  std::uint32_t mine[held];
+  const bool all_held = blocks <= held * select_threads;
+#pragma unroll
+  for (int i = 0; i < held; ++i) {
+    const std::int64_t b = threadIdx.x + static_cast<std::int64_t>(i) * select_threads;
+    mine[i] = b < blocks ? bits[b] : 0;
+  }
+  // Places past the end hold 0 and come after every block that does.
+  const Threshold least =
+      all_held ? held_threshold(mine, static_cast<int>(div_up(blocks, select_threads)), a.blocks)
+               : counted_threshold(bits, blocks, a.blocks);
   int taken = 0, equals = 0;
   for (std::int64_t first = 0; first < blocks && taken < a.blocks; first += select_threads) {
     const std::int64_t b = first + threadIdx.x;
-    const bool equal = b < blocks && bits[b] == prefix;
+    const std::uint32_t score = b < blocks ? bits[b] : 0;
+    const bool equal = b < blocks && score == least.bits;
     int total_equal, total_taken;
     const int rank = equals + rank_of(equal, &total_equal);
-    const bool take =
-        b < blocks && (bits[b] > prefix || (equal && rank < static_cast<int>(needed)));
+    const bool take = b < blocks && (score > least.bits || (equal && rank < least.equals));
     const int to = taken + rank_of(take, &total_taken);
     if (take) selected[to] = static_cast<std::int32_t>(b);
     taken += total_taken;
@@ -228,7 +286,7 @@ void run(const IndexSelect& op, const Context& c) {
   const std::int64_t step = rows_at_once_of(rows, most_blocks);
   constexpr std::int64_t most_grid = 64;  // per token; warps take blocks in turn
   const auto grid =
-      static_cast<unsigned>(std::min(most_grid, div_up(most_blocks, block_threads / 32)));
+      static_cast<unsigned>(std::min(most_grid, div_up(most_blocks, score_warps * score_keys)));
   SelectArgs a{c.step,
                c.f32(op.q),
                c.kv[op.layer].index,

@@ -35,6 +35,7 @@ void run(const Linears&, const Context&);
 void run(const LinearMix&, const Context&);
 void run(const InjectNorm&, const Context&);
 void run(const MoeFfn&, const Context&);
+void run(const AttendInputs&, const Context&);
 
 // How many warps share a group of a weight's rows.
 int warps_per_row(const Matrix&);

@@ -168,6 +168,10 @@ struct Names {
   void operator()(const GatedNorm& o) const { f(o.w); }
   void operator()(const HeadNormRope& o) const { f(o.w); }
   void operator()(const IndexKeys& o) const { f(o.w); }
+  void operator()(const AttendInputs& o) const {
+    f(o.q_norm), f(o.k_norm);
+    if (o.index_heads > 0) f(o.index_q_norm), f(o.index_k_norm);
+  }
   void operator()(const ExpertFfn& o) const { f(o.gate), f(o.up), f(o.down); }
   void operator()(const NgramGate& o) const { f(o.w_key), f(o.w_query), f(o.w_conv); }
   void operator()(const NgramConv& o) const { f(o.w); }

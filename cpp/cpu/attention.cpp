@@ -97,6 +97,15 @@ void run(const IndexKeys& op, const Context& c) {
   });
 }
 
+void run(const AttendInputs& op, const Context& c) {
+  run(op.query_op(), c);
+  run(op.key_op(), c);
+  run(op.store_op(), c);
+  if (op.index_heads == 0) return;
+  run(op.index_query_op(), c);
+  run(op.index_keys_op(), c);
+}
+
 void run(const IndexSelect& op, const Context& c) {
   const KvLayer& kv = c.memory.kv[static_cast<std::size_t>(op.layer)];
   const std::int64_t page_tokens = c.memory.page_tokens, page_blocks = page_tokens / op.ratio;

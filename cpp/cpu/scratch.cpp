@@ -27,6 +27,7 @@ struct Needs {
   std::size_t operator()(const NgramGate& o) const { return of(2 * g.info(o.v).cols); }
   std::size_t operator()(const NgramConv& o) const { return of(g.info(o.n).cols); }
   std::size_t operator()(const IndexKeys& o) const { return of(o.rotary_dim); }
+  std::size_t operator()(const AttendInputs& o) const { return of(o.rotary_dim); }
   std::size_t operator()(const IndexSelect& o) const { return of(2 * (context / o.ratio + 16)); }
   std::size_t operator()(const Attend& o) const {
     const std::int64_t n =

@@ -82,31 +82,42 @@ Tensor Builder::attention(Tensor x, Tensor rope, std::int64_t layer) {
   std::vector<Map> maps = {{b + "attn_q"}, {b + "attn_k"}, {b + "attn_v"}};
   if (a.indexer) maps.insert(maps.end(), {{b + "indexer.q_proj"}, {b + "indexer.k_proj"}});
   const std::vector<Tensor> in = linears(x, maps);
-  const Tensor qg = in[0], k_raw = in[1], v = in[2];
-  const Tensor q = g.tensor(rows, a.heads * a.head_dim);
-  g.add(HeadNormRope{qg, rope, vector(b + "attn_q_norm"), a.heads, a.head_dim, 2 * a.head_dim,
-                     a.rotary_dim, h.norm_eps, q});
-  const Tensor k = g.tensor(rows, a.kv_heads * a.head_dim);
-  g.add(HeadNormRope{k_raw, rope, vector(b + "attn_k_norm"), a.kv_heads, a.head_dim, a.head_dim,
-                     a.rotary_dim, h.norm_eps, k});
-  const Tensor stored = g.tensor(1, 1);
-  g.add(KvStore{k, v, cache, a.kv_heads * a.head_dim, stored});
+  AttendInputs op{in[0], in[1], in[2], {}, {}, rope};
+  op.q_norm = vector(b + "attn_q_norm");
+  op.k_norm = vector(b + "attn_k_norm");
+  op.layer = cache;
+  op.heads = a.heads;
+  op.kv_heads = a.kv_heads;
+  op.dim = a.head_dim;
+  op.rotary_dim = a.rotary_dim;
+  op.theta = a.rope_theta;
+  op.eps = h.norm_eps;
+  op.q = g.tensor(rows, a.heads * a.head_dim);
+  op.normed_k = g.tensor(rows, a.kv_heads * a.head_dim);
+  op.stored = g.tensor(1, 1);
+  if (a.indexer) {
+    op.index_q = in[3];
+    op.index_raw = in[4];
+    op.index_q_norm = vector(b + "indexer.q_norm");
+    op.index_k_norm = vector(b + "indexer.k_norm");
+    op.index_heads = a.indexer->heads;
+    op.index_dim = a.indexer->key_dim;
+    op.ratio = a.indexer->ratio;
+    op.state = state.index[l];
+    op.normed_index_q = g.tensor(rows, op.index_heads * op.index_dim);
+    op.keys = g.tensor(1, 1);
+  }
+  g.add(op);
   Tensor selected;
   if (a.indexer) {
-    const Indexer& x_ = *a.indexer;
-    const Tensor iq_raw = in[3], raw = in[4];
-    const Tensor iq = g.tensor(rows, x_.heads * x_.key_dim);
-    g.add(HeadNormRope{iq_raw, rope, vector(b + "indexer.q_norm"), x_.heads, x_.key_dim, x_.key_dim,
-                       a.rotary_dim, h.norm_eps, iq});
-    const Tensor keys = g.tensor(1, 1);
-    g.add(IndexKeys{raw, vector(b + "indexer.k_norm"), cache, x_.key_dim, x_.ratio, a.rotary_dim,
-                    a.rope_theta, h.norm_eps, state.index[l], keys});
-    selected = named(g.tensor(rows, std::max<std::int64_t>(1, x_.blocks()), DType::i32),
-                     b + "index_selected");
-    g.add(IndexSelect{iq, keys, cache, x_.heads, x_.key_dim, x_.ratio, x_.blocks(), selected});
+    const std::int64_t blocks = a.indexer->blocks();
+    selected =
+        named(g.tensor(rows, std::max<std::int64_t>(1, blocks), DType::i32), b + "index_selected");
+    g.add(IndexSelect{op.normed_index_q, op.keys, cache, op.index_heads, op.index_dim, op.ratio,
+                      blocks, selected});
   }
   const Tensor y = g.tensor(rows, a.heads * a.head_dim);
-  g.add(Attend{q, qg, stored, selected, cache, a.heads, a.kv_heads, a.head_dim,
+  g.add(Attend{op.q, op.qg, op.stored, selected, cache, a.heads, a.kv_heads, a.head_dim,
                a.indexer ? a.indexer->ratio : 1, a.indexer ? a.indexer->blocks() : 0, y});
   return linear(y, b + "attn_output");
 }

@@ -14,10 +14,11 @@
 
 namespace imp {
 
-using Op = std::variant<Feed, EmbedStreams, NgramRows, GatherOutputs, Linear, SwiGlu, GroupNorm,
-                        ResidualMix, ResidualInject, ConvSilu, DeltaRule, GatedNorm, RopeTable,
-                        HeadNormRope, KvStore, IndexKeys, IndexSelect, Attend, Route, ExpertFfn,
-                        Combine, NgramGate, NgramConv, Linears, LinearMix, InjectNorm, MoeFfn>;
+using Op =
+    std::variant<Feed, EmbedStreams, NgramRows, GatherOutputs, Linear, SwiGlu, GroupNorm,
+                 ResidualMix, ResidualInject, ConvSilu, DeltaRule, GatedNorm, RopeTable,
+                 HeadNormRope, KvStore, IndexKeys, IndexSelect, Attend, Route, ExpertFfn, Combine,
+                 NgramGate, NgramConv, Linears, LinearMix, InjectNorm, MoeFfn, AttendInputs>;
 
 std::string_view op_name(const Op& op);
 

@@ -98,4 +98,42 @@ struct Attend {
   }
 };
 
+// All that attention needs before it looks at keys, in one op: HeadNormRope of queries, keys and
+// the indexer's queries, KvStore and IndexKeys. Without an indexer (index_heads 0) index_q,
+// index_raw and what comes of them are absent.
+struct AttendInputs {
+  Tensor qg, k, v, index_q, index_raw;  // [T, heads * 2 dim], [T, kv_heads * dim] twice,
+                                        // [T, index_heads * index_dim], [T, index_dim]
+  Tensor rope;
+  Vector q_norm, k_norm, index_q_norm, index_k_norm;
+  std::int64_t layer, heads, kv_heads, dim, rotary_dim;
+  std::int64_t index_heads, index_dim, ratio, state;
+  double theta;
+  float eps;
+  Tensor q, normed_k, normed_index_q;  // normed_k: workspace
+  Tensor stored, keys;
+  template <class R, class W>
+  void visit(R reads, W writes) const {
+    for (const Tensor t : {qg, k, v, rope}) reads(t);
+    for (const Tensor t : {q, normed_k, stored}) writes(t);
+    if (index_heads == 0) return;
+    for (const Tensor t : {index_q, index_raw}) reads(t);
+    for (const Tensor t : {normed_index_q, keys}) writes(t);
+  }
+  HeadNormRope query_op() const {
+    return {qg, rope, q_norm, heads, dim, 2 * dim, rotary_dim, eps, q};
+  }
+  HeadNormRope key_op() const {
+    return {k, rope, k_norm, kv_heads, dim, dim, rotary_dim, eps, normed_k};
+  }
+  HeadNormRope index_query_op() const {
+    return {index_q,   rope,       index_q_norm, index_heads,   index_dim,
+            index_dim, rotary_dim, eps,          normed_index_q};
+  }
+  KvStore store_op() const { return {normed_k, v, layer, kv_heads * dim, stored}; }
+  IndexKeys index_keys_op() const {
+    return {index_raw, index_k_norm, layer, index_dim, ratio, rotary_dim, theta, eps, state, keys};
+  }
+};
+
 }  // namespace imp

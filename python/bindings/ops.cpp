@@ -376,6 +376,32 @@ const std::map<std::string, Make>& makers() {
                           c.integer("state"),
                           c.out("done", 1, 1)};
        }},
+      {"attend_inputs",
+       [](Call& c) -> Op {
+         AttendInputs o{c.in("qg"),      c.in("k"),         c.in("v"),
+                        c.in("index_q"), c.in("index_raw"), c.in("rope")};
+         o.q_norm = c.vector("q_norm");
+         o.k_norm = c.vector("k_norm");
+         o.index_q_norm = c.vector("index_q_norm");
+         o.index_k_norm = c.vector("index_k_norm");
+         o.layer = 0;
+         o.heads = c.integer("heads");
+         o.kv_heads = c.integer("kv_heads");
+         o.dim = c.cols(o.k) / o.kv_heads;
+         o.rotary_dim = c.integer("rotary_dim");
+         o.index_dim = c.cols(o.index_raw);
+         o.index_heads = c.cols(o.index_q) / o.index_dim;
+         o.ratio = c.integer("ratio");
+         o.state = c.integer("state");
+         o.theta = c.number("theta");
+         o.eps = c.number("eps");
+         o.q = c.out("q", c.rows(o.k), o.heads * o.dim);
+         o.normed_k = c.out("normed_k", c.rows(o.k), c.cols(o.k));
+         o.normed_index_q = c.out("normed_index_q", c.rows(o.k), c.cols(o.index_q));
+         o.stored = c.out("stored", 1, 1);
+         o.keys = c.out("keys", 1, 1);
+         return o;
+       }},
       {"index_select",
        [](Call& c) -> Op {
          const Tensor q = c.in("q");

@@ -207,6 +207,55 @@ def test_index_keys(device: h.Device, chunks: list[tuple[int, int]], dim: int, r
     h.same(state, state_before)
 
 
+@pytest.mark.parametrize("chunks", [*CHUNKS, [(3, 1), (2, 5), (7, 60)], [(0, 7)]], ids=str)
+@pytest.mark.parametrize("ratio", [1, 4, 16])
+def test_attend_inputs(device: h.Device, chunks: list[tuple[int, int]], ratio: int) -> None:
+    """The same as its parts, which are compared with float64 above."""
+    rng = np.random.RandomState(8)
+    heads, kv_heads, dim, rotary, index_heads, index_dim = 6, 2, 34, 16, 3, 20
+    s = h.steps(rng, chunks)
+    raw, w, _, state, index = index_case(rng, s, index_dim, ratio)
+    positions = [p + i for p, n in zip(s.positions, s.rows, strict=True) for i in range(n)]
+    rope = table_for(positions, rotary)
+    qg = h.normal(rng, s.total, heads * 2 * dim)
+    k, v = h.normal(rng, s.total, kv_heads * dim), h.normal(rng, s.total, kv_heads * dim)
+    iq = h.normal(rng, s.total, index_heads * index_dim)
+    norms = {"q_norm": h.normal(rng, dim), "k_norm": h.normal(rng, dim)}
+    norms |= {"index_q_norm": h.normal(rng, index_dim), "index_k_norm": w}
+    keys, values = s.cache(s.page_tokens, kv_heads * dim), s.cache(s.page_tokens, kv_heads * dim)
+    numbers = {"rotary_dim": rotary, "eps": EPS}
+    index_numbers = numbers | {"ratio": ratio, "theta": THETA, "state": AT}
+
+    want_keys, want_values, want_index, want_state = (
+        x.copy() for x in (keys, values, index, state)
+    )
+    step = s.inputs(state=want_state, kv=[(want_keys, want_values, want_index)])
+
+    def normed(x: np.ndarray, w: str, heads: int, dim: int, stride: int) -> np.ndarray:
+        args = {"x": x, "rope": rope, "w": norms[w], "heads": heads, "dim": dim, "stride": stride}
+        return device.run("head_norm_rope", args | numbers)["y"]
+
+    want_q = normed(qg, "q_norm", heads, dim, 2 * dim)
+    want_iq = normed(iq, "index_q_norm", index_heads, index_dim, index_dim)
+    device.run("kv_store", {"k": normed(k, "k_norm", kv_heads, dim, dim), "v": v}, step)
+    device.run("index_keys", {"raw": raw, "w": w} | index_numbers, step)
+
+    args = {"qg": qg, "k": k, "v": v, "index_q": iq, "index_raw": raw, "rope": rope}
+    args |= {"heads": heads, "kv_heads": kv_heads}
+    step = s.inputs(state=state, kv=[(keys, values, index)])
+    got = device.run("attend_inputs", args | norms | index_numbers, step)
+    h.same(got["q"], want_q)
+    h.same(got["normed_index_q"], want_iq)
+    h.same(keys, want_keys)
+    h.same(values, want_values)
+    h.same(state, want_state)
+    if device.backend == "cpu":
+        h.same(index, want_index)
+    else:  # sums over a warp instead of a block
+        assert np.array_equal(np.isnan(index), np.isnan(want_index))
+        h.close(np.nan_to_num(index), np.nan_to_num(want_index), 5e-6)
+
+
 def check_select(
     device: h.Device, s: h.Steps, q: np.ndarray, keys: list[np.ndarray], ratio: int, blocks: int
 ) -> None:

@@ -1,0 +1,159 @@
+// Queries, keys and values of attention and its indexer, normed, rotated and stored. A warp per
+// head of a token; one more takes the token's part in the indexer's block keys.
+#include "cuda/check.h"
+#include "cuda/common/math.cuh"
+#include "cuda/common/reduce.cuh"
+#include "cuda/common/rope.cuh"
+#include "cuda/launch.h"
+#include "cuda/run.h"
+
+namespace imp::cuda {
+namespace {
+
+constexpr int warps = 8;
+
+struct InputsArgs {
+  StepView step;
+  const float *qg, *k, *v, *index_q, *index_raw, *rope;
+  const float *q_norm, *k_norm, *index_q_norm, *index_k_norm;
+  float *q, *index_q_out, *keys, *values, *index_keys;
+  std::int64_t state;
+  int rows, heads, kv_heads, dim, rotary_dim, index_heads, index_dim, ratio;
+  double theta;
+  float eps;
+};
+
+// y = rope(x / rms(x) * w), as head_norm_rope_kernel has it.
+__device__ __forceinline__ void norm_rope(const float* x, const float* w, const float* table,
+                                          int dim, int rotary_dim, float eps, float* y) {
+  float squares = 0;
+  for (int i = lane_id(); i < dim; i += 32) squares = fmaf(x[i], x[i], squares);
+  const float r = 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(dim) + eps);
+  const int half = rotary_dim / 2;
+  for (int i = lane_id(); i < half; i += 32) {
+    const float a = x[i] * r * w[i], b = x[half + i] * r * w[half + i];
+    const float cos = table[i], sin = table[half + i];
+    y[i] = a * cos - b * sin;
+    y[half + i] = b * cos + a * sin;
+  }
+  for (int i = 2 * half + lane_id(); i < dim; i += 32) y[i] = x[i] * r * w[i];
+}
+
+// The key of the block whose first token is at `first`: rows of this step, before them the tail.
+__device__ void block_key(const InputsArgs& a, const ChunkView& chunk, const float* tail,
+                          std::int64_t first) {
+  const auto mean = [&](int d) {
+    float sum = 0;
+    for (int r = 0; r < a.ratio; ++r) {
+      const std::int64_t at = first + r - chunk.position;  // in the chunk
+      sum += at >= 0 ? a.index_raw[(chunk.row + at) * a.index_dim + d] : tail[r * a.index_dim + d];
+    }
+    return sum / static_cast<float>(a.ratio);
+  };
+  float squares = 0;
+  for (int d = lane_id(); d < a.index_dim; d += 32) squares = fmaf(mean(d), mean(d), squares);
+  const float scale = 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(a.index_dim) + a.eps);
+  float* key = a.index_keys + a.step.slot(chunk, first) / a.ratio * a.index_dim;
+  const int half = a.rotary_dim / 2;
+  for (int d = lane_id(); d < half; d += 32) {
+    const float x = mean(d) * scale * a.index_k_norm[d];
+    const float y = mean(half + d) * scale * a.index_k_norm[half + d];
+    const float angle = rope_angle(first, d, a.rotary_dim, a.theta);
+    const float cos = cosf(angle), sin = sinf(angle);
+    key[d] = x * cos - y * sin;
+    key[half + d] = y * cos + x * sin;
+  }
+  for (int d = 2 * half + lane_id(); d < a.index_dim; d += 32)
+    key[d] = mean(d) * scale * a.index_k_norm[d];
+}
+
+// Blocks that end at this token and lie in the chunk as a whole. The chunk's first token also has
+// the block that began before the chunk, and moves the tail on, which nobody else reads.
+__device__ void index_part(const InputsArgs& a, const ChunkView& chunk, int t) {
+  float* tail = a.step.state_at(chunk, a.state);
+  const std::int64_t position = chunk.position + (t - chunk.row);
+  const std::int64_t first = position + 1 - a.ratio;
+  if ((position + 1) % a.ratio == 0 && first >= chunk.position) block_key(a, chunk, nullptr, first);
+  if (t != chunk.row) return;
+  const std::int64_t begun = position - position % a.ratio, end = position + chunk.rows;
+  if (begun < position && begun + a.ratio <= end) block_key(a, chunk, tail, begun);
+  __syncwarp();
+  for (std::int64_t p = max(position, end - a.ratio); p < end; ++p)
+    for (int d = lane_id(); d < a.index_dim; d += 32)
+      tail[p % a.ratio * a.index_dim + d] =
+          a.index_raw[(chunk.row + p - position) * a.index_dim + d];
+}
+
+__global__ void __launch_bounds__(32 * warps) attend_inputs_kernel(const InputsArgs a) {
+  begin();
+  const int parts = a.heads + 2 * a.kv_heads + (a.index_heads > 0 ? a.index_heads + 1 : 0);
+  const std::int64_t i = blockIdx.x * static_cast<std::int64_t>(warps) + warp_id();
+  const int t = static_cast<int>(i / parts);
+  int part = static_cast<int>(i % parts);
+  if (t >= a.rows) return;
+  const float* table = a.rope + static_cast<std::int64_t>(t) * a.rotary_dim;
+  if (part < a.heads) {
+    const std::int64_t head = static_cast<std::int64_t>(t) * a.heads + part;
+    return norm_rope(a.qg + head * 2 * a.dim, a.q_norm, table, a.dim, a.rotary_dim, a.eps,
+                     a.q + head * a.dim);
+  }
+  part -= a.heads;
+  const ChunkView& chunk = a.step.chunk_of(t);
+  if (part < 2 * a.kv_heads) {
+    const int head = part % a.kv_heads;
+    const std::int64_t from = (static_cast<std::int64_t>(t) * a.kv_heads + head) * a.dim;
+    const std::int64_t to =
+        (a.step.slot(chunk, chunk.position + (t - chunk.row)) * a.kv_heads + head) * a.dim;
+    if (part < a.kv_heads)
+      return norm_rope(a.k + from, a.k_norm, table, a.dim, a.rotary_dim, a.eps, a.keys + to);
+    for (int d = lane_id(); d < a.dim; d += 32) a.values[to + d] = a.v[from + d];
+    return;
+  }
+  part -= 2 * a.kv_heads;
+  if (part == a.index_heads) return index_part(a, chunk, t);
+  const std::int64_t head = static_cast<std::int64_t>(t) * a.index_heads + part;
+  norm_rope(a.index_q + head * a.index_dim, a.index_q_norm, table, a.index_dim, a.rotary_dim, a.eps,
+            a.index_q_out + head * a.index_dim);
+}
+
+}  // namespace
+
+void run(const AttendInputs& op, const Context& c) {
+  const std::int64_t rows = c.rows(op.k);
+  if (rows == 0) return;
+  const KvLayer& kv = c.kv[op.layer];
+  const bool indexed = op.index_heads > 0;
+  const InputsArgs a{c.step,
+                     c.f32(op.qg),
+                     c.f32(op.k),
+                     c.f32(op.v),
+                     indexed ? c.f32(op.index_q) : nullptr,
+                     indexed ? c.f32(op.index_raw) : nullptr,
+                     c.f32(op.rope),
+                     c.vector(op.q_norm),
+                     c.vector(op.k_norm),
+                     indexed ? c.vector(op.index_q_norm) : nullptr,
+                     indexed ? c.vector(op.index_k_norm) : nullptr,
+                     c.f32(op.q),
+                     indexed ? c.f32(op.normed_index_q) : nullptr,
+                     reinterpret_cast<float*>(kv.k),
+                     reinterpret_cast<float*>(kv.v),
+                     kv.index,
+                     op.state,
+                     static_cast<int>(rows),
+                     static_cast<int>(op.heads),
+                     static_cast<int>(op.kv_heads),
+                     static_cast<int>(op.dim),
+                     static_cast<int>(op.rotary_dim),
+                     static_cast<int>(op.index_heads),
+                     static_cast<int>(op.index_dim),
+                     static_cast<int>(op.ratio),
+                     op.theta,
+                     op.eps};
+  const std::int64_t parts =
+      op.heads + 2 * op.kv_heads + (indexed ? op.index_heads + 1 : std::int64_t{0});
+  launch(attend_inputs_kernel, static_cast<unsigned>(div_up(rows * parts, warps)), 32 * warps, 0,
+         c.stream, a);
+}
+
+}  // namespace imp::cuda

@@ -200,7 +200,8 @@ void bench(Bench& b, std::int64_t rows) {
 
   constexpr std::int64_t kv_heads = 2, head = 256, q_heads = 24;
   const std::int64_t floats = rows * context * kv_heads * head;
-  b.memory.kv = {{b.floats(floats), b.floats(floats), nullptr}};
+  const auto cache = [&] { return reinterpret_cast<std::byte*>(b.floats(floats)); };
+  b.memory.kv = {{cache(), cache(), nullptr}};
   b.run("attend 4096", rows, q_heads * head, static_cast<double>(floats) * 8,
         [&](Graph& g, Tensor q) {
           const Tensor qg = g.tensor(rows, 2 * q_heads * head);

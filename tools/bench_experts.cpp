@@ -140,7 +140,7 @@ void time_resolve(const char* policy, int slots_each, cudaStream_t stream) {
                                  read_policy(policy), nowhere, stream);
   for (const int misses : {0, 1, 5, 10}) {
     // The first experts stay; the others come round after more steps than there are slots.
-    constexpr int cycle = 100;
+    constexpr int cycle = 600;
     std::vector<std::int32_t> all;
     for (int i = 0; i < cycle; ++i)
       for (int j = 0; j < k; ++j)

@@ -92,7 +92,7 @@ inline void add_values(const float* p, std::int64_t ld, const std::byte* const* 
   for (int h = 0; h < H; ++h)
     for (int c = 0; c < W; ++c) acc[h][c] = load_m(out + h * out_stride + d + c * lanes, m);
   for (std::int64_t i = 0; i < n; ++i) {
-    V v[W];
+    V v[W] = {};  // the tail fills one
     if (m == lanes)
       load_blocks<F, W>(values[i], b, v);
     else

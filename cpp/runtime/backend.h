@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cpp/graph/graph.h"
+#include "cpp/memory/expert_policy.h"
 #include "cpp/ops/step.h"
 
 namespace imp {
@@ -35,6 +36,18 @@ class Executable {
 
 using Block = std::shared_ptr<std::byte>;
 
+// A cache of experts and what it has done so far; slots 0 = there is none.
+struct ExpertStats {
+  std::int64_t layers = 0, experts = 0, slots = 0;
+  std::int64_t blob_bytes = 0;            // of one expert
+  std::int64_t store_bytes = 0;           // pinned on the host
+  double pin_seconds = 0, fill_seconds = 0;
+  struct Layer {
+    std::int64_t wanted = 0, hits = 0, kept = 0;  // distinct experts of steps; misses that entered
+  };
+  std::vector<Layer> by_layer;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -47,6 +60,7 @@ class Backend {
   virtual std::unique_ptr<Executable> compile(std::shared_ptr<const Graph>, Plan,
                                               std::int64_t context) = 0;
   virtual void sync() = 0;
+  virtual ExpertStats expert_stats() { return {}; }
 };
 
 struct CpuOptions {
@@ -58,6 +72,11 @@ std::shared_ptr<Backend> make_cpu_backend(const CpuOptions&);
 struct CudaOptions {
   int device = 0;      // as the driver numbers them
   bool graphs = true;  // capture small steps and replay them
+  // Experts that device memory holds, of all layers together; the others stay in pinned host
+  // memory. -1 = all of them, without a cache.
+  std::int64_t expert_slots = -1;
+  ExpertPolicy expert_policy;
+  std::size_t ram_limit = 0;  // bytes of pinned memory at most; 0 = what the machine has
 };
 // Fails with `unsupported` and the reason where no CUDA device can be used.
 std::shared_ptr<Backend> make_cuda_backend(const CudaOptions&);

@@ -16,8 +16,7 @@ using cuda::check;
 class CudaBackend final : public Backend {
  public:
   CudaBackend(const CudaOptions& options, std::string detail)
-      : shared_(std::make_shared<cuda::Shared>(options.device, options.graphs)),
-        detail_(std::move(detail)) {}
+      : shared_(std::make_shared<cuda::Shared>(options)), detail_(std::move(detail)) {}
 
   BackendInfo info() const override { return {"cuda", detail_, {DType::f32}}; }
 
@@ -45,6 +44,12 @@ class CudaBackend final : public Backend {
   std::unique_ptr<Executable> compile(std::shared_ptr<const Graph> graph, Plan plan,
                                       std::int64_t context) override {
     return cuda::make_executable(shared_, std::move(graph), std::move(plan), context);
+  }
+
+  ExpertStats expert_stats() override {
+    shared_->enter();
+    const cuda::CachedExperts* cached = shared_->weights.cached();
+    return cached == nullptr ? ExpertStats{} : cached->stats(stream());
   }
 
   void sync() override {

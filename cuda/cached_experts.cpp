@@ -36,8 +36,8 @@ Experts CachedExperts::experts(std::int64_t layer, int matrix) const {
   const ExpertBlob& blob = store_.blob();
   const ExpertBank& bank = *layers_[static_cast<std::size_t>(layer)].banks[matrix];
   Experts e;
-  e.expert = packed_matrix(bank.expert);
   e.tiled = can_tile(bank.expert);
+  e.expert = packed_matrix(bank.expert, e.tiled);
   e.expert.data = cache_.view().slab + blob.codes[matrix];
   e.expert.scales = cache_.view().slab + blob.scales[matrix];
   e.experts = bank.experts;

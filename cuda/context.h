@@ -23,13 +23,26 @@ struct Matrix {
   float scale = 1;
 };
 
-// Expert e starts at data + e * bytes and scales + e * scale_bytes of `expert`.
+struct ExpertCacheView;
+
+// Expert e starts at data + place(e) * bytes and scales + place(e) * scale_bytes of `expert`.
 struct Experts {
   Matrix expert;
   std::int64_t experts = 0;
   std::int64_t bytes = 0, scale_bytes = 0;
   const float* factors = nullptr;  // [experts], or absent = 1
   bool tiled = false;              // NVFP4 in tiles
+  // Of a cache: the slots that this step's experts are in, once they are resolved.
+  const std::int32_t* slots = nullptr;     // [experts], or absent: all are here, in order
+  const ExpertCacheView* cache = nullptr;  // on the host
+  std::int32_t layer = 0;
+  std::int64_t wave = 0;  // experts that fit at once
+
+#ifdef __CUDACC__
+  __device__ __forceinline__ std::int64_t place(int e) const {
+    return slots != nullptr ? slots[e] : e;
+  }
+#endif
 };
 
 struct ChunkView {  // Chunk, as the device reads it

@@ -20,6 +20,17 @@ struct Addresses {
   friend bool operator==(const Addresses&, const Addresses&) = default;
 };
 
+std::vector<ExpertLayer> expert_layers(const Graph& graph) {
+  std::vector<ExpertLayer> layers;
+  for (const Node& node : graph.nodes()) {
+    if (const auto* ffn = std::get_if<ExpertFfn>(&node.op))
+      layers.push_back({{ffn->gate, ffn->up, ffn->down}});
+    if (const auto* moe = std::get_if<MoeFfn>(&node.op))
+      layers.push_back({{moe->gate, moe->up, moe->down}});
+  }
+  return layers;
+}
+
 class CudaExecutable final : public Executable {
  public:
   CudaExecutable(std::shared_ptr<Shared> shared, std::shared_ptr<const Graph> graph, Plan plan,
@@ -30,6 +41,8 @@ class CudaExecutable final : public Executable {
         context_(context),
         tables_(table_weights(*graph_)) {
     shared_->enter();
+    if (shared_->options.expert_slots >= 0 && shared_->weights.cached() == nullptr)
+      shared_->weights.cache_experts(expert_layers(*graph_), shared_->options);
     for (const Node& node : graph_->nodes()) {
       shared_->weights.add(node.op);
       scratch_bytes_ = std::max(scratch_bytes_, node_scratch_bytes(*graph_, node.op, context_));
@@ -44,7 +57,8 @@ class CudaExecutable final : public Executable {
     shared_->results->used = 0;
     shared_->step.upload(step, memory, tables_, stream);
     bind(memory);
-    if (!shared_->graphs || !capturable_ || after || shared_->step.rows() > most_captured_rows)
+    if (!shared_->options.graphs || !capturable_ || after ||
+        shared_->step.rows() > most_captured_rows)
       return launch(after);
 
     // Grids cover as many chunks as there are rows, whatever this step holds.

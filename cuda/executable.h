@@ -38,9 +38,8 @@ struct Results {
 
 // What the executables of one backend share. They run one at a time.
 struct Shared {
-  Shared(int device_, bool graphs_) : device(device_), graphs(graphs_) {}
-  const int device;
-  const bool graphs;  // replay captured steps
+  explicit Shared(const CudaOptions& o) : options(o) {}
+  const CudaOptions options;
   Stream stream = make_stream();
   WeightStore weights{stream.get()};
   Workspace arena, scratch;
@@ -48,7 +47,7 @@ struct Shared {
   std::shared_ptr<Results> results = std::make_shared<Results>();
 
   // CUDA calls act on the calling thread's current device.
-  void enter() const { check(cudaSetDevice(device), "cudaSetDevice"); }
+  void enter() const { check(cudaSetDevice(options.device), "cudaSetDevice"); }
 };
 
 std::unique_ptr<Executable> make_executable(std::shared_ptr<Shared>, std::shared_ptr<const Graph>,

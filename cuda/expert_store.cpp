@@ -175,8 +175,8 @@ void ExpertStore::fill(const ExpertLayer& layer, std::byte* slab, cudaStream_t s
               cudaMemcpyAsync(blob + blob_.codes[m], from, bytes, cudaMemcpyDeviceToDevice, stream),
               "cudaMemcpyAsync");
         else
-          split_blocks(b.expert.dtype, from, bytes / shape.block_bytes, blob + blob_.codes[m],
-                       blob + blob_.scales[m], stream);
+          pack_blocks(b.expert, can_tile(b.expert), from, 0, bytes / shape.block_bytes,
+                      blob + blob_.codes[m], blob + blob_.scales[m], stream);
       }
       at += n * bytes;
     }

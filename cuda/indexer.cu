@@ -156,33 +156,41 @@ struct Threshold {
   int equals;
 };
 
-// Bit by bit, where the threads hold all scores: a bit stays if k scores are not below it.
 constexpr int held = 4;  // scores of a thread: of blocks thread, thread + select_threads, ...
-__device__ Threshold held_threshold(const std::uint32_t (&mine)[held], int each, int k) {
-  std::uint32_t bits = 0;
-  const auto count = [&](std::uint32_t least) {
-    int n = 0;
-#pragma unroll
-    for (int i = 0; i < held; ++i)
-      if (i < each) n += __syncthreads_count(mine[i] >= least);
-    return n;
-  };
-  for (int bit = 30; bit >= 0; --bit)
-    if (count(bits | 1u << bit) >= k) bits |= 1u << bit;
-  return {bits, k - count(bits + 1)};
-}
 
-// Digit by digit. The histograms are integer counts: the order of their additions does not show.
-__device__ Threshold counted_threshold(const std::uint32_t* bits, std::int64_t n, int k) {
+// Digit by digit, from the highest bit in which scores differ. The histograms are integer counts:
+// the order of their additions does not show. `each(f)` calls f with the bits of every score.
+template <class Each>
+__device__ Threshold threshold_of(Each each, int k) {
   __shared__ unsigned histogram[256];
-  __shared__ unsigned digit, needed_shared;
-  std::uint32_t prefix = 0, mask = 0;
+  __shared__ unsigned digit, needed_shared, least, most;
+  if (threadIdx.x == 0) least = ~0u, most = 0;
+  __syncthreads();
+  unsigned low = ~0u, high = 0;
+  each([&](std::uint32_t bits) {
+    low = min(low, bits);
+    high = max(high, bits);
+  });
+  low = __reduce_min_sync(all_lanes, low);
+  high = __reduce_max_sync(all_lanes, high);
+  if (lane_id() == 0) {
+    atomicMin(&least, low);
+    atomicMax(&most, high);
+  }
+  __syncthreads();
+  int shift = 32 - __clz(static_cast<int>(least ^ most));
+  std::uint32_t prefix = shift == 32 ? 0 : most >> shift << shift;
+  std::uint32_t mask = shift == 32 ? 0 : ~0u << shift;
   unsigned needed = static_cast<unsigned>(k);  // of the scores that share the prefix
-  for (int shift = 24; shift >= 0; shift -= 8) {
+  while (shift > 0) {
+    const int bits_now = min(shift, 8);
+    shift -= bits_now;
+    const std::uint32_t digits = (1u << bits_now) - 1;
     if (threadIdx.x < 256) histogram[threadIdx.x] = 0;
     __syncthreads();
-    for (std::int64_t b = threadIdx.x; b < n; b += select_threads)
-      if ((bits[b] & mask) == prefix) atomicAdd(&histogram[bits[b] >> shift & 255u], 1u);
+    each([&](std::uint32_t bits) {
+      if ((bits & mask) == prefix) atomicAdd(&histogram[bits >> shift & digits], 1u);
+    });
     __syncthreads();
     if (threadIdx.x < 32) {  // lane l looks at digits 255 - 8l downwards
       unsigned mine = 0;
@@ -202,9 +210,8 @@ __device__ Threshold counted_threshold(const std::uint32_t* bits, std::int64_t n
     }
     __syncthreads();
     prefix |= digit << shift;
-    mask |= 255u << shift;
+    mask |= digits << shift;
     needed = needed_shared;
-    __syncthreads();
   }
   return {prefix, static_cast<int>(needed)};
 }
@@ -222,17 +229,27 @@ __global__ void __launch_bounds__(select_threads) select_kernel(const SelectArgs
     return;
   }
   const auto* bits = reinterpret_cast<const std::uint32_t*>(a.scores + blockIdx.x * a.most_blocks);
-  std::uint32_t mine[held];
-  const bool all_held = blocks <= held * select_threads;
+  Threshold least;
+  if (blocks <= held * select_threads) {
+    std::uint32_t mine[held];
 #pragma unroll
-  for (int i = 0; i < held; ++i) {
-    const std::int64_t b = threadIdx.x + static_cast<std::int64_t>(i) * select_threads;
-    mine[i] = b < blocks ? bits[b] : 0;
+    for (int i = 0; i < held; ++i)
+      if (threadIdx.x + i * select_threads < blocks)
+        mine[i] = bits[threadIdx.x + i * select_threads];
+    least = threshold_of(
+        [&](auto f) {
+#pragma unroll
+          for (int i = 0; i < held; ++i)
+            if (threadIdx.x + i * select_threads < blocks) f(mine[i]);
+        },
+        a.blocks);
+  } else {
+    least = threshold_of(
+        [&](auto f) {
+          for (std::int64_t b = threadIdx.x; b < blocks; b += select_threads) f(bits[b]);
+        },
+        a.blocks);
   }
-  // Places past the end hold 0 and come after every block that does.
-  const Threshold least =
-      all_held ? held_threshold(mine, static_cast<int>(div_up(blocks, select_threads)), a.blocks)
-               : counted_threshold(bits, blocks, a.blocks);
   int taken = 0, equals = 0;
   for (std::int64_t first = 0; first < blocks && taken < a.blocks; first += select_threads) {
     const std::int64_t b = first + threadIdx.x;

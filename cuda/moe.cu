@@ -2,6 +2,7 @@
 // any format can take.
 #include "cuda/check.h"
 #include "cuda/common/matvec.cuh"
+#include "cuda/expert_cache.h"
 #include "cuda/launch.h"
 #include "cuda/moe.h"
 #include "cuda/run.h"
@@ -11,8 +12,9 @@ namespace {
 
 __device__ __forceinline__ Row expert_row(const Experts& b, int expert, std::int64_t row) {
   const Matrix& m = b.expert;
-  return {m.data + expert * b.bytes + row * m.row_bytes,
-          m.scales + expert * b.scale_bytes + row * m.scale_row_bytes};
+  const std::int64_t at = b.place(expert);
+  return {m.data + at * b.bytes + row * m.row_bytes,
+          m.scales + at * b.scale_bytes + row * m.scale_row_bytes};
 }
 
 // hidden = silu(gate x) * (up x) for a pair of rows of each matrix.
@@ -129,7 +131,28 @@ FfnArgs ffn_args(const ExpertFfn& op, const Context& c) {
   a.hidden = c.f32(op.hidden);
   a.y = c.f32(op.y);
   a.k = static_cast<int>(slots / std::max<std::int64_t>(1, rows));
+  a.high = static_cast<std::int32_t>(op.gate->experts);
   return a;
+}
+
+// Whether a cache takes all experts that so many slots can choose.
+bool one_wave(const Experts& e, std::int64_t slots) {
+  return e.cache == nullptr || std::min(slots, e.experts) <= e.wave;
+}
+
+// f(low, high) for ranges of experts that are here while it runs.
+template <class F>
+void each_wave(const FfnArgs& a, std::int64_t slots, const Context& c, F f) {
+  const Experts& e = a.gate;
+  const auto experts = static_cast<std::int32_t>(e.experts);
+  if (e.cache == nullptr) return f(0, experts);
+  const std::int32_t size = one_wave(e, slots) ? experts : static_cast<std::int32_t>(e.wave);
+  for (std::int32_t low = 0; low < experts; low += size) {
+    const std::int32_t high = std::min(experts, low + size);
+    resolve_experts(*e.cache, e.layer, a.ids, slots, low, high, e.layer == 0 && low == 0, c.stream);
+    gather_experts(*e.cache, e.layer, c.stream);
+    f(low, high);
+  }
 }
 
 }  // namespace
@@ -159,9 +182,13 @@ void run(const ExpertFfn& op, const Context& c) {
     a.groups = {p, p + slots, reinterpret_cast<Tile*>(p + slots + 1)};
     group_slots(a.ids, slots, experts, a.groups, c.stream);
   }
-  if (has_mma(a)) return run_mma(a, c.stream);
-  launch_ffn<true>(a, c.stream);
-  launch_ffn<false>(a, c.stream);
+  each_wave(a, slots, c, [&](std::int32_t low, std::int32_t high) {
+    a.low = low;
+    a.high = high;
+    if (has_mma(a)) return run_mma(a, c.stream);
+    launch_ffn<true>(a, c.stream);
+    launch_ffn<false>(a, c.stream);
+  });
 }
 
 void run(const MoeFfn& op, const Context& c) {
@@ -179,7 +206,7 @@ void run(const MoeFfn& op, const Context& c) {
                   c.f32(op.y),
                   a.k,
                   warps_per_row(shared)};
-  if (rows > direct_rows || !has_sum_mma(a, s)) {
+  if (rows > direct_rows || !has_sum_mma(a, s) || !one_wave(a.gate, a.tiles)) {
     run(op.experts(), c);
     run(op.swiglu(), c);
     run(op.down_linear(), c);
@@ -189,7 +216,7 @@ void run(const MoeFfn& op, const Context& c) {
   a.shared_up = c.f32(op.shared_up);
   a.shared_hidden = c.f32(op.shared_hidden);
   a.shared_elements = rows * c.cols(op.shared_hidden);
-  run_sum_mma(a, s, c.stream);
+  each_wave(a, a.tiles, c, [&](std::int32_t, std::int32_t) { run_sum_mma(a, s, c.stream); });
 }
 
 void run(const Combine& op, const Context& c) {

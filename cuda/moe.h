@@ -39,7 +39,8 @@ struct FfnArgs {
   Groups groups;            // of tiles; unused if every slot is a tile of its own
   int tiles;                // at most
   bool grouped;
-  float *hidden, *y;  // [slots, ff], [slots, hidden]
+  std::int32_t low, high;  // experts [low, high) of this call
+  float *hidden, *y;       // [slots, ff], [slots, hidden]
   int k, n_blocks;
   int loops;  // row groups of a warp, one after the other
   // The shared expert beside the others: blocks behind theirs make its hidden row too.
@@ -83,7 +84,7 @@ __device__ __forceinline__ float expert_scale(const Experts& b, int expert) {
 struct Work {
   Tile tile;
   const std::int32_t* slots = nullptr;  // nullptr: tile i is slot i
-  // False if there is no such tile.
+  // False if there is no such tile, or not in this call.
   __device__ __forceinline__ bool find(const FfnArgs& a, int i) {
     if (a.grouped) {
       tile = a.groups.tiles[i];  // there is room for it, whatever it is
@@ -92,7 +93,7 @@ struct Work {
     } else {
       tile = {a.ids[i], i, 1};
     }
-    return true;
+    return tile.expert >= a.low && tile.expert < a.high;
   }
   __device__ __forceinline__ int slot(int i) const {
     return slots != nullptr ? slots[min(i, tile.count - 1)] : tile.first;

@@ -19,7 +19,8 @@ constexpr int few_tiles = 40;  // so many get a block for each row group, to fil
 
 // Where an expert's rows are.
 __device__ __forceinline__ Row expert_rows(const Experts& b, int expert) {
-  return {b.expert.data + expert * b.bytes, b.expert.scales + expert * b.scale_bytes};
+  const std::int64_t at = b.place(expert);
+  return {b.expert.data + at * b.bytes, b.expert.scales + at * b.scale_bytes};
 }
 
 // ---------------------------------------------------------------- activations

@@ -47,6 +47,7 @@ struct RouteArgs {
   bool renormalise;
   std::int32_t* ids;
   float* weights;
+  const std::int32_t* planted;  // [rows, k] that replace the ids, or absent
 };
 
 // k times the best logit behind the one before, of equals the lower id. Returns the best and the
@@ -137,6 +138,9 @@ __global__ void __launch_bounds__(route_threads) route_kernel(const RouteArgs a)
   } else {
     for (int j = lane_id(); j < a.k; j += 32) weights[j] /= total;
   }
+  if (a.planted == nullptr) return;
+  __syncwarp();
+  for (int j = lane_id(); j < a.k; j += 32) ids[j] = a.planted[t * a.k + j];
 }
 
 }  // namespace
@@ -146,7 +150,8 @@ void run(const Route& op, const Context& c) {
   if (rows == 0) return;
   launch(route_kernel, static_cast<unsigned>(div_up(rows, route_warps)), route_threads, 0, c.stream,
          RouteArgs{c.f32(op.logits), rows, static_cast<int>(c.cols(op.logits)),
-                   static_cast<int>(op.k), op.renormalise, c.i32(op.ids), c.f32(op.weights)});
+                   static_cast<int>(op.k), op.renormalise, c.i32(op.ids), c.f32(op.weights),
+                   op.planted < 0 ? nullptr : c.step.expert_ids + op.planted * rows * op.k});
 }
 
 }  // namespace imp::cuda

@@ -41,15 +41,56 @@ std::byte* WeightStore::take(std::size_t bytes, const char* what) {
   return blocks_.back().data();
 }
 
-Matrix WeightStore::upload(const Weight& w, std::size_t parts, std::size_t stride, bool tiled) {
-  if (!has_kernels(w.dtype))
-    fail(ErrorCode::unsupported,
-         str("weights of type ", type_info(w.dtype).name, " have no CUDA kernels"));
+void WeightStore::cache_experts(const std::vector<ExpertLayer>& layers,
+                                const CudaOptions& options) {
+  cached_ = std::make_unique<CachedExperts>(layers, options, stream_);
+  for (std::size_t l = 0; l < layers.size(); ++l)
+    for (int m = 0; m < 3; ++m) {
+      const ExpertBank& bank = *layers[l].banks[m];
+      Experts e = cached_->experts(static_cast<std::int64_t>(l), m);
+      e.factors = factors(bank);
+      experts_.emplace(bank.expert.data, e);
+    }
+}
+
+const float* WeightStore::factors(const ExpertBank& bank) {
+  if (bank.scales == nullptr) return nullptr;
+  const Vector v{bank.scales, bank.experts};
+  add(v);
+  return vector(v);
+}
+
+Matrix packed_matrix(const Weight& w, bool tiled) {
   Matrix m;
   m.type = w.dtype;
   m.rows = w.rows;
   m.cols = w.cols;
   m.scale = w.scale;
+  m.row_bytes = static_cast<std::int64_t>(w.row_bytes);
+  const BlockShape shape = block_shape(w.dtype);
+  if (shape.block_bytes == 0) return m;
+  m.scale *= tiled ? tiled_missing() : shape.missing;
+  m.scale_row_bytes =
+      static_cast<std::int64_t>(w.row_bytes / shape.block_bytes * shape.scale_bytes);
+  m.row_bytes -= m.scale_row_bytes;
+  return m;
+}
+
+void pack_blocks(const Weight& w, bool tiled, const std::byte* blocks, std::size_t first,
+                 std::size_t n, std::byte* codes, std::byte* scales, cudaStream_t stream) {
+  const BlockShape shape = block_shape(w.dtype);
+  if (tiled)
+    return tile_blocks(blocks, first, n, static_cast<std::int64_t>(w.row_bytes / shape.block_bytes),
+                       codes, scales, stream);
+  split_blocks(w.dtype, blocks, n, codes + first * (shape.block_bytes - shape.scale_bytes),
+               scales + first * shape.scale_bytes, stream);
+}
+
+Matrix WeightStore::upload(const Weight& w, std::size_t parts, std::size_t stride, bool tiled) {
+  if (!has_kernels(w.dtype))
+    fail(ErrorCode::unsupported,
+         str("weights of type ", type_info(w.dtype).name, " have no CUDA kernels"));
+  Matrix m = packed_matrix(w, tiled);
   const auto rows = static_cast<std::size_t>(w.rows);
   std::size_t part_bytes = rows * w.row_bytes;
   if (stride == part_bytes) {  // one piece
@@ -68,10 +109,8 @@ Matrix WeightStore::upload(const Weight& w, std::size_t parts, std::size_t strid
                               cudaMemcpyHostToDevice, stream_),
               "cudaMemcpyAsync");
     m.data = data;
-    m.row_bytes = static_cast<std::int64_t>(w.row_bytes);
   } else {
     const std::size_t blocks = parts * part_bytes / shape.block_bytes,
-                      row_blocks = w.row_bytes / shape.block_bytes,
                       code_bytes = shape.block_bytes - shape.scale_bytes;
     std::byte* codes = take(blocks * code_bytes, "a weight");
     std::byte* scales = take(blocks * shape.scale_bytes, "a weight's scales");
@@ -89,20 +128,12 @@ Matrix WeightStore::upload(const Weight& w, std::size_t parts, std::size_t strid
           check(cudaMemcpyAsync(staging.data(), w.data + p * stride + at, bytes,
                                 cudaMemcpyHostToDevice, stream_),
                 "cudaMemcpyAsync");
-        if (tiled)
-          tile_blocks(staging.data(), done, n, static_cast<std::int64_t>(row_blocks), codes, scales,
-                      stream_);
-        else
-          split_blocks(w.dtype, staging.data(), n, codes + done * code_bytes,
-                       scales + done * shape.scale_bytes, stream_);
+        pack_blocks(w, tiled, staging.data(), done, n, codes, scales, stream_);
         done += n;
       }
     check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
     m.data = codes;
     m.scales = scales;
-    m.scale *= tiled ? tiled_missing() : shape.missing;
-    m.row_bytes = static_cast<std::int64_t>(row_blocks * code_bytes);
-    m.scale_row_bytes = static_cast<std::int64_t>(row_blocks * shape.scale_bytes);
   }
   check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
   return m;
@@ -127,11 +158,7 @@ void WeightStore::add(const ExpertBank* bank) {
   e.experts = bank->experts;
   e.bytes = e.expert.rows * e.expert.row_bytes;
   e.scale_bytes = e.expert.rows * e.expert.scale_row_bytes;
-  if (bank->scales != nullptr) {
-    const Vector factors{bank->scales, bank->experts};
-    add(factors);
-    e.factors = vector(factors);
-  }
+  e.factors = factors(*bank);
   experts_.emplace(bank->expert.data, e);
 }
 

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
 #include "cpp/ops/all.h"
+#include "cuda/cached_experts.h"
 #include "cuda/context.h"
 #include "cuda/handles.h"
 
@@ -18,6 +20,9 @@ class WeightStore {
   // Uploads whatever the op names and is not here yet. N-gram tables stay on the host. Fails with
   // out_of_memory, or unsupported for a type without kernels.
   void add(const Op&);
+  // These layers' experts stay on the host, behind a cache; before any of them is added.
+  void cache_experts(const std::vector<ExpertLayer>&, const CudaOptions&);
+  const CachedExperts* cached() const { return cached_.get(); }
   std::size_t bytes() const { return bytes_; }
 
   const Matrix& matrix(const Weight&) const;
@@ -31,9 +36,11 @@ class WeightStore {
   // `parts` matrices of `shape`, `stride` bytes apart on the host, compact on the device.
   Matrix upload(const Weight& shape, std::size_t parts, std::size_t stride, bool tiled = false);
   std::byte* take(std::size_t bytes, const char* what);
+  const float* factors(const ExpertBank&);
 
   cudaStream_t stream_;
   std::vector<DeviceMemory> blocks_;
+  std::unique_ptr<CachedExperts> cached_;
   std::size_t bytes_ = 0;
   // By host address: a tensor that serves twice (tied output) is stored once.
   std::unordered_map<const void*, Matrix> matrices_;
@@ -47,6 +54,12 @@ struct BlockShape {
   float missing = 1;                             // factor that the packed bits leave out
 };
 BlockShape block_shape(DType);  // zeros for formats without blocks
+// A weight's shape as it is packed; no addresses.
+Matrix packed_matrix(const Weight&, bool tiled);
+// Blocks [first, first + n) of a matrix (or of several, one after the other, if they are not tiled)
+// to their places.
+void pack_blocks(const Weight&, bool tiled, const std::byte* blocks, std::size_t first,
+                 std::size_t n, std::byte* codes, std::byte* scales, cudaStream_t);
 // Words [first, first + words) of a tensor that exists by its seed alone; defined in fill.cu.
 void fill_synthetic(const Weight& shape, std::size_t first, std::size_t words, std::byte* to,
                     cudaStream_t);

@@ -39,8 +39,8 @@ using Block = std::shared_ptr<std::byte>;
 // A cache of experts and what it has done so far; slots 0 = there is none.
 struct ExpertStats {
   std::int64_t layers = 0, experts = 0, slots = 0;
-  std::int64_t blob_bytes = 0;            // of one expert
-  std::int64_t store_bytes = 0;           // pinned on the host
+  std::int64_t blob_bytes = 0;   // of one expert
+  std::int64_t store_bytes = 0;  // pinned on the host
   double pin_seconds = 0, fill_seconds = 0;
   struct Layer {
     std::int64_t wanted = 0, hits = 0, kept = 0;  // distinct experts of steps; misses that entered

@@ -84,6 +84,27 @@ decltype(imp::SessionOptions::routing) routed_by(const imp::HParams& h, const st
   };
 }
 
+nb::dict stats_dict(const imp::ExpertStats& s) {
+  nb::dict out;
+  out["layers"] = s.layers;
+  out["experts"] = s.experts;
+  out["slots"] = s.slots;
+  out["blob_bytes"] = s.blob_bytes;
+  out["store_bytes"] = s.store_bytes;
+  out["pin_seconds"] = s.pin_seconds;
+  out["fill_seconds"] = s.fill_seconds;
+  std::vector<std::int64_t> wanted, hits, kept;
+  for (const auto& layer : s.by_layer) {
+    wanted.push_back(layer.wanted);
+    hits.push_back(layer.hits);
+    kept.push_back(layer.kept);
+  }
+  out["wanted"] = wanted;
+  out["hits"] = hits;
+  out["kept"] = kept;
+  return out;
+}
+
 nb::object tap_array(const imp::TapData& t) {
   auto* copy = new std::vector<std::byte>(t.data);
   const nb::capsule owner(copy,
@@ -107,7 +128,14 @@ void bind_session(nb::module_& m) {
              const std::string& device, bool graphs, std::int64_t cache_tokens,
              std::int64_t rollback_tokens, const std::string& cache_type_k,
              const std::string& cache_type_v, const std::string& routing,
-             const std::optional<RoutingIds>& routing_ids) {
+             const std::optional<RoutingIds>& routing_ids, std::int64_t expert_slots,
+             const std::string& expert_policy, std::int64_t ram_limit) {
+            const imp::CudaOptions cuda{0, graphs, expert_slots, imp::read_policy(expert_policy),
+                                        static_cast<std::size_t>(ram_limit)};
+            if (expert_slots >= 0 && device != "cuda")
+              imp::fail(imp::ErrorCode::invalid_argument,
+                        imp::str(expert_slots, " expert slots on the ", device,
+                                 "; the cache is for CUDA"));
             const imp::HParams& h = model->hparams();
             auto ids = routed_by(h, routing, routing_ids);
             new (self) PySession(std::move(model),
@@ -121,7 +149,7 @@ void bind_session(nb::module_& m) {
                                   rollback_tokens,
                                   {imp::cache_type(cache_type_k), imp::cache_type(cache_type_v)},
                                   std::move(ids)},
-                                 device == "cuda" ? imp::make_cuda_backend({0, graphs})
+                                 device == "cuda" ? imp::make_cuda_backend(cuda)
                                                   : imp::make_cpu_backend({n_threads, kernels}));
           },
           nb::arg("model"), nb::kw_only(), nb::arg("n_ctx") = 0, nb::arg("max_seqs") = 1,
@@ -130,7 +158,8 @@ void bind_session(nb::module_& m) {
           nb::arg("profile") = false, nb::arg("device") = "cpu", nb::arg("graphs") = true,
           nb::arg("cache_tokens") = 0, nb::arg("rollback_tokens") = 0,
           nb::arg("cache_type_k") = "f32", nb::arg("cache_type_v") = "f32",
-          nb::arg("routing") = "model", nb::arg("routing_ids") = nb::none())
+          nb::arg("routing") = "model", nb::arg("routing_ids") = nb::none(),
+          nb::arg("expert_slots") = -1, nb::arg("expert_policy") = "lru", nb::arg("ram_limit") = 0)
       .def("close", &PySession::close)
       .def_prop_ro("n_ctx",
                    [](PySession& s) { return s.use([](imp::Session& x) { return x.n_ctx(); }); })
@@ -143,6 +172,10 @@ void bind_session(nb::module_& m) {
                        return info.name + ": " + info.detail;
                      });
                    })
+      .def("expert_stats",
+           [](PySession& s) {
+             return s.use([](imp::Session& x) { return stats_dict(x.backend().expert_stats()); });
+           })
       .def_prop_ro(
           "arena_bytes",
           [](PySession& s) { return s.use([](imp::Session& x) { return x.arena_bytes(); }); })

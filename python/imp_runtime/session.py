@@ -44,6 +44,9 @@ class Session:
         cache_type_k: str = "f32",
         cache_type_v: str = "f32",
         routing: str | npt.NDArray[np.uint16] = "model",
+        expert_slots: int | None = None,
+        expert_policy: str = "lru",
+        ram_limit: int = 0,
     ):
         """Plan memory.
 
@@ -70,6 +73,11 @@ class Session:
             routing: who chooses experts: "model"; for benchmarks "prose" or "uniform" (planted ids
                 that follow a hit curve, whatever the router says), or recorded ids, uint16
                 [tokens, layers, k], from the start again after the last.
+            expert_slots: CUDA: experts of all layers together that device memory holds; the others
+                stay in pinned host memory. None = all of them are in device memory.
+            expert_policy: who makes room: "lru" (per layer), "pool" (all layers share), and with
+                decayed counts and admission "lrfu[:half_life]" or "pool-lrfu[:half_life]".
+            ram_limit: bytes of pinned memory at most; 0 = what the machine has.
 
         Raises:
             ImpError: a number is out of range, a cache type that the device or the heads of the
@@ -95,6 +103,9 @@ class Session:
             cache_type_v=cache_type_v,
             routing=routing if isinstance(routing, str) else "model",
             routing_ids=None if isinstance(routing, str) else np.ascontiguousarray(routing),
+            expert_slots=-1 if expert_slots is None else expert_slots,
+            expert_policy=expert_policy,
+            ram_limit=ram_limit,
         )
         self.routing = "recorded" if not isinstance(routing, str) else routing
         # Any thread may ask for these, even while a step runs.
@@ -139,6 +150,15 @@ class Session:
     def op_times(self) -> dict[str, tuple[float, int]]:
         """Op name -> (seconds, calls) since the session was opened with profile=True."""
         return self.core.op_times()
+
+    def expert_stats(self) -> dict[str, Any]:
+        """The cache of experts since the session was opened.
+
+        layers, experts (a layer), slots (0 = there is no cache), blob_bytes (of an expert),
+        store_bytes (pinned), pin_seconds, fill_seconds; by layer: wanted (distinct experts of
+        steps), hits, kept (misses that entered).
+        """
+        return self.core.expert_stats()
 
     def close(self) -> None:
         """Free all memory; its sequences become unusable."""

@@ -1,0 +1,88 @@
+"""Experts on the host behind a cache: the same bits for every size of the cache and policy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from imp_runtime import ImpError
+from imp_runtime.model import Model
+from imp_runtime.session import Session
+
+LAYERS, EXPERTS, K = 3, 40, 10
+SPEC = f"flash-next:layers={LAYERS},experts={EXPERTS},vocab=1000,table=512"
+POLICIES = ["lru", "pool", "lrfu:16", "pool-lrfu:16"]
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return Model.synthetic(SPEC, device="cuda")
+
+
+def run(model: Model, batch: int, **options: object) -> tuple[list[np.ndarray], dict]:
+    """Logits of a prompt in one chunk, then of decode steps; the cache's counts."""
+    rng = np.random.RandomState(3)
+    out = []
+    with Session(model, n_ctx=512, max_seqs=batch, **options) as session:  # type: ignore[arg-type]
+        seqs = [session.open() for _ in range(batch)]
+        for seq in seqs:
+            out.append(seq.extend(rng.randint(0, 1000, 150).astype(np.int32)).copy())
+        for _ in range(12):
+            tokens = rng.randint(0, 1000, (batch, 1)).astype(np.int32)
+            requests = [(s.id, t, 0) for s, t in zip(seqs, tokens, strict=True)]
+            out.append(np.array(session.core.step(requests)))
+        return out, session.expert_stats()
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_every_cache_gives_the_same_logits(model: Model, batch: int) -> None:
+    want, none = run(model, batch)
+    assert none["slots"] == 0
+    pairs = LAYERS * EXPERTS
+    for policy in POLICIES:
+        for slots in (LAYERS * K, pairs // 2, pairs):
+            for graphs in (True, False):
+                got, stats = run(
+                    model, batch, expert_slots=slots, expert_policy=policy, graphs=graphs
+                )
+                for a, b in zip(got, want, strict=True):
+                    np.testing.assert_array_equal(a, b)
+                assert stats["slots"] == slots
+                assert 0 < sum(stats["hits"]) < sum(stats["wanted"])
+                if slots == pairs:  # every expert is read once
+                    assert sum(stats["wanted"]) - sum(stats["hits"]) <= pairs
+
+
+def test_counts_equal_the_simulation(model: Model) -> None:
+    """The cache of a run, and the reference on the ids that the run chose."""
+    from imp_runtime import _core
+
+    rng = np.random.RandomState(5)
+    tokens = rng.randint(0, 1000, 60)
+    with Session(model, n_ctx=128, taps=["blk.*.expert_ids"]) as session, session.open() as seq:
+        ids = []
+        for t in tokens:
+            seq.extend([t])
+            taps = session.taps()
+            ids.append(np.stack([taps[f"blk.{i}.expert_ids"][0] for i in range(LAYERS)]))
+    trace = np.stack(ids).astype(np.uint16)
+    for policy in POLICIES:
+        slots = LAYERS * 17
+        with Session(model, n_ctx=128, expert_slots=slots, expert_policy=policy) as session:
+            with session.open() as seq:
+                for t in tokens:
+                    seq.extend([t])
+            stats = session.expert_stats()
+        want = _core.simulate_experts(
+            trace, [1] * len(tokens), experts=EXPERTS, slots=slots, policy=policy, first_counted=0
+        )
+        assert stats["wanted"] == want["layer_wanted"]
+        assert stats["hits"] == want["layer_hits"]
+        assert sum(stats["kept"]) == want["kept"]
+
+
+def test_refusals(model: Model) -> None:
+    with pytest.raises(ImpError, match="2 slots for 3 layers of 40 experts"):
+        run(model, 1, expert_slots=2)
+    with pytest.raises(ImpError, match=r"need \d+ bytes of pinned memory, the limit is 1000000"):
+        run(model, 1, expert_slots=30, ram_limit=1_000_000)

@@ -79,15 +79,10 @@ def traced(batch: Batch, count: int) -> tuple[float, int, dict[str, tuple[float,
     return span / n, len(kernels) // n, {k: (s / n, int(c) // n) for k, (s, c) in own.items()}
 
 
-def distinct_experts(model: Model, context: int, count: int) -> float:
-    """Mean number of experts that a layer reads in a step of `count` sequences."""
-    taps = ["blk.*.expert_ids"]
-    prompt = np.arange(min(64, context), dtype=np.int32)
-    with Session(model, n_ctx=256, max_seqs=count, taps=taps) as session:
-        batch = Batch(session, prompt, count)
-        batch.step(count)
-        ids = session.core.taps()
-    return float(np.mean([len(np.unique(v)) for v in ids.values()]))
+def cache_counts(session: Session) -> tuple[int, int]:
+    """(experts wanted, experts found) so far, of all layers"""
+    stats = session.expert_stats()
+    return sum(stats["wanted"]), sum(stats["hits"])
 
 
 def main() -> None:
@@ -96,25 +91,39 @@ def main() -> None:
     parser.add_argument("--batch", default="1,8,32,64,128")
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--kernels", type=int, default=14, help="lines of the breakdown")
+    parser.add_argument("--slots", type=int, help="experts in device memory, others on the host")
+    parser.add_argument("--policy", default="lru")
+    parser.add_argument("--routing", default="model", help="or prose, uniform")
+    parser.add_argument("--tokens", type=int, default=STEPS, help="measured steps of a batch size")
     args = parser.parse_args()
     counts = [int(n) for n in args.batch.split(",")]
     begin = time.perf_counter()
     model = Model.synthetic(args.synthetic, device="cuda")
     prompt = np.random.RandomState(1).randint(0, model.vocab_size, args.context).astype(np.int32)
-    room = args.context + len(counts) * (WARM_UP + STEPS + TRACED) + 16
-    with Session(model, n_ctx=room, max_seqs=max(counts)) as session:
+    room = args.context + len(counts) * (WARM_UP + args.tokens + TRACED) + 16
+    cache = {"expert_slots": args.slots, "expert_policy": args.policy, "routing": args.routing}
+    with Session(model, n_ctx=room, max_seqs=max(counts), **cache) as session:
         batch = Batch(session, prompt, max(counts))
         print(f"{args.synthetic}, {', '.join(model.notes)}; {session.backend}")
+        if args.slots is not None:
+            s = session.expert_stats()
+            size = s["store_bytes"]
+            print(
+                f"store: {size / 2**30:.1f} GiB, touched and pinned in {s['pin_seconds']:.1f} s, "
+                f"filled in {s['fill_seconds']:.1f} s = {size * 1e-9 / s['fill_seconds']:.1f} GB/s"
+            )
         print(
             f"context {args.context}, ready after {time.perf_counter() - begin:.1f} s", flush=True
         )
         for count in counts:
             for _ in range(WARM_UP):
                 batch.step(count)
+            before = cache_counts(session)
             begin = time.perf_counter()
-            for _ in range(STEPS):
+            for _ in range(args.tokens):
                 batch.step(count)
-            wall = (time.perf_counter() - begin) / STEPS
+            wall = (time.perf_counter() - begin) / args.tokens
+            wanted, hits = np.subtract(cache_counts(session), before)
             gpu, nodes, own = traced(batch, count)
             distinct = 512 * (1 - (1 - 10 / 512) ** count)
             size = DENSE_BYTES + count * SEQUENCE_BYTES + LAYERS * EXPERT_BYTES * distinct
@@ -123,6 +132,13 @@ def main() -> None:
                 f"{size / gpu * 1e-12:.2f} TB/s, {nodes} kernels; "
                 f"with logits on the host {wall * 1e3:.2f} ms = {count / wall:.0f} tok/s"
             )
+            if args.slots is not None:
+                misses = (wanted - hits) / args.tokens
+                print(
+                    f"    routing {args.routing}, {args.policy}, {args.slots} slots: hit rate "
+                    f"{hits / wanted:.4f}, {misses:.1f} experts = "
+                    f"{misses * EXPERT_BYTES * 1e-6:.1f} MB over the bus a step"
+                )
             top = sorted(own.items(), key=lambda item: -item[1][0])[: args.kernels]
             for name, (seconds, calls) in top:
                 print(f"    {name:<26} {seconds * 1e6:9.1f} us  {calls:4d} calls", flush=True)

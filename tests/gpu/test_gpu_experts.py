@@ -15,7 +15,7 @@ POLICIES = ["lru", "pool", "lrfu:16", "pool-lrfu:16"]
 
 
 @pytest.fixture(scope="module")
-def model() -> Model:
+def model(cuda: None) -> Model:
     return Model.synthetic(SPEC, device="cuda")
 
 

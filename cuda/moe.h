@@ -42,7 +42,6 @@ struct FfnArgs {
   std::int32_t low, high;  // experts [low, high) of this call
   float *hidden, *y;       // [slots, ff], [slots, hidden]
   int k, n_blocks;
-  int loops;  // row groups of a warp, one after the other
   // The shared expert beside the others: blocks behind theirs make its hidden row too.
   const float *shared_gate, *shared_up;
   float* shared_hidden;
@@ -62,10 +61,8 @@ struct SumArgs {
   Matrix shared_down;
   const std::int32_t* ids;  // [T * k]
   const float *hidden, *shared_hidden, *weights, *share;
-  float* y;  // [T, hidden]
-  int k;
-  int split;      // split: warps that a linear map has for a group of the shared rows
-  int loops = 1;  // row groups of a block, one after the other
+  float* y;      // [T, hidden]
+  int k, split;  // split: warps that a linear map has for a group of the shared rows
 };
 
 // Defined in moe_mma.cu: NVFP4 experts on tensor cores.
@@ -87,8 +84,8 @@ struct Work {
   // False if there is no such tile, or not in this call.
   __device__ __forceinline__ bool find(const FfnArgs& a, int i) {
     if (a.grouped) {
-      tile = a.groups.tiles[i];  // there is room for it, whatever it is
       if (i >= *a.groups.n_tiles) return false;
+      tile = a.groups.tiles[i];
       slots = a.groups.slots + tile.first;
     } else {
       tile = {a.ids[i], i, 1};

@@ -14,8 +14,7 @@ namespace {
 
 namespace tiles = nvfp4_tiles;
 
-constexpr int up_parts = 4;    // warps that share the columns of an up row
-constexpr int few_tiles = 40;  // so many get a block for each row group, to fill the device
+constexpr int up_parts = 4;  // warps that share the columns of an up row
 
 // Where an expert's rows are.
 __device__ __forceinline__ Row expert_rows(const Experts& b, int expert) {
@@ -61,65 +60,36 @@ struct Column {
 
 // ---------------------------------------------------------------- products
 
-// The weights of `groups` row groups, tiles first .. last of each, `step` row groups apart. Some
-// are in flight while others are multiplied, and the first before the activations are there.
+// Weights in flight: the first loads can start before the activations are there.
 template <int Ahead>
 struct Stream {
   tiles::Source from;
-  int first, last, groups;
-  int at = 0, next = 0, left, jump;  // of what to load: bytes, tile, tiles, bytes to the next group
+  int next, last;
   tiles::Pair pairs[Ahead];
 
-  __device__ __forceinline__ Stream(const tiles::Source& s, int first_tile, int last_tile,
-                                    int row_groups, int step_tiles)
-      : from(s),
-        first(first_tile),
-        last(last_tile),
-        groups(row_groups),
-        left(row_groups * (last_tile - first_tile)),
-        jump((step_tiles - (last_tile - first_tile)) * tiles::code_bytes) {
+  __device__ __forceinline__ Stream(const tiles::Source& s, int first, int end)
+      : from(s), next(first), last(end) {
 #pragma unroll
-    for (int i = 0; i < Ahead; ++i) load(i);
+    for (int i = 0; i < Ahead; ++i) pairs[i] = from.load(min(first + i, end - 1));
   }
-  __device__ __forceinline__ void load(int i) {
-    if (left == 0) return;
-    pairs[i] = from.load(at);
-    --left;
-    at += tiles::code_bytes;
-    if (++next == last - first) next = 0, at += jump;
-  }
-  // done(r, sums) for each row group: its products with x.
-  template <class F>
-  __device__ __forceinline__ void multiply(const Column& x, F done) {
-    const int steps = groups * (last - first);
-    if (steps == 0) {
-      float zero[4] = {};
-      for (int r = 0; r < groups; ++r) done(r, zero);
-    }
-    float acc[2][4] = {};
-    int tile = first, r = 0;
-    for (int step = 0; step < steps; step += Ahead) {
+  // acc += the tiles' products with x
+  __device__ __forceinline__ void multiply(const Column& x, float (&acc)[4]) {
+    for (; next < last; next += Ahead) {
 #pragma unroll
       for (int i = 0; i < Ahead; ++i) {
-        if (step + i >= steps) break;
+        const int t = next + i;
+        if (t >= last) break;
         uint4 words[4];
 #pragma unroll
-        for (int w = 0; w < 4; ++w) words[w] = x.word(tile, w);
+        for (int w = 0; w < 4; ++w) words[w] = x.word(t, w);
         tiles::each_product(pairs[i], [&](const std::uint32_t(&a)[4], int w, int j) {
           const uint4& b = words[w];
           if (j == 0)
-            mma_bf16(acc[0], a, {b.x, b.y});
+            mma_bf16(acc, a, {b.x, b.y});
           else
-            mma_bf16(acc[1], a, {b.z, b.w});
+            mma_bf16(acc, a, {b.z, b.w});
         });
-        load(i);
-        if (++tile == last) {
-          float sums[4];
-#pragma unroll
-          for (int n = 0; n < 4; ++n) sums[n] = acc[0][n] + acc[1][n], acc[0][n] = acc[1][n] = 0;
-          done(r++, sums);
-          tile = first;
-        }
+        if (t + Ahead < last) pairs[i] = from.load(t + Ahead);
       }
     }
   }
@@ -135,9 +105,12 @@ __device__ __forceinline__ void join(float (&acc)[4]) {
 
 // hidden = silu(gate x) * (up x). `up_parts` warps share 8 rows of both matrices, one above the
 // other in the products.
-constexpr int up_groups = 2, up_threads = 32 * up_parts * up_groups;
+template <int RowGroups>
+constexpr int up_threads = 32 * up_parts* RowGroups;
 
-__global__ void __launch_bounds__(up_threads, 4) up_mma_kernel(const __grid_constant__ FfnArgs a) {
+template <int RowGroups, int Ahead, int Blocks>
+__global__ void __launch_bounds__(up_threads<RowGroups>, Blocks)
+    up_mma_kernel(const __grid_constant__ FfnArgs a) {
   begin();
   extern __shared__ uint4 memory[];
   const int i = static_cast<int>(blockIdx.x) / a.n_blocks;
@@ -146,144 +119,133 @@ __global__ void __launch_bounds__(up_threads, 4) up_mma_kernel(const __grid_cons
   if (!work.find(a, i)) return;
   const int cols = static_cast<int>(a.gate.expert.cols), n_tiles = cols / tiles::cols;
   const int group = warp_id() / up_parts, part = warp_id() % up_parts;
-  const int rows =
-      static_cast<int>(blockIdx.x) % a.n_blocks * up_groups * a.loops + group;  // eights
+  const int rows = static_cast<int>(blockIdx.x) % a.n_blocks * RowGroups + group;  // eights
   const int e = work.tile.expert;
-  const int first = n_tiles * part / up_parts, last = n_tiles * (part + 1) / up_parts;
-  Stream<2> w(
-      tiles::source(expert_rows(a.gate, e), rows, expert_rows(a.up, e), rows, n_tiles, first),
-      first, last, a.loops, up_groups * n_tiles);
+  Stream<Ahead> w(tiles::source(expert_rows(a.gate, e), rows, expert_rows(a.up, e), rows, n_tiles),
+                  n_tiles * part / up_parts, n_tiles * (part + 1) / up_parts);
 
-  const float gate_scale = expert_scale(a.gate, e), up_scale = expert_scale(a.up, e);
   const int words = row_words(cols), count = work.tile.count;
   for (int s = 0; s < count; ++s)
     stage(a.x + static_cast<std::int64_t>(work.slot(s) / a.k) * cols, cols, memory + s * words,
-          memory + (count + s) * words, static_cast<int>(threadIdx.x), up_threads);
+          memory + (count + s) * words, static_cast<int>(threadIdx.x), up_threads<RowGroups>);
   __syncthreads();
-  __shared__ float4 parts[2][up_groups][up_parts][32];
-  w.multiply(Column(memory, count, words), [&](int r, const float(&acc)[4]) {
-    parts[r % 2][group][part][lane_id()] = make_float4(acc[0], acc[1], acc[2], acc[3]);
-    __syncthreads();
-    if (part != r % up_parts) return;  // they take turns
-    const float4* p = &parts[r % 2][group][0][lane_id()];
-    static_assert(up_parts == 4);
-    const float4 p0 = p[0], p1 = p[32], p2 = p[64], p3 = p[96];
-    float sums[4] = {(p0.x + p1.x) + (p2.x + p3.x), (p0.y + p1.y) + (p2.y + p3.y),
-                     (p0.z + p1.z) + (p2.z + p3.z), (p0.w + p1.w) + (p2.w + p3.w)};
-    join(sums);
-    const int g = lane_id() / 4, c = lane_id() % 4;
+  float acc[4] = {};
+  w.multiply(Column(memory, count, words), acc);
+
+  __shared__ float4 sums[RowGroups][up_parts][32];
+  sums[group][part][lane_id()] = make_float4(acc[0], acc[1], acc[2], acc[3]);
+  __syncthreads();
+  if (part != 0) return;
+  const float4* p = &sums[group][0][lane_id()];
+  static_assert(up_parts == 4);
+  const float4 p0 = p[0], p1 = p[32], p2 = p[64], p3 = p[96];
+  acc[0] = (p0.x + p1.x) + (p2.x + p3.x);
+  acc[1] = (p0.y + p1.y) + (p2.y + p3.y);
+  acc[2] = (p0.z + p1.z) + (p2.z + p3.z);
+  acc[3] = (p0.w + p1.w) + (p2.w + p3.w);
+  join(acc);
+  const int g = lane_id() / 4, c = lane_id() % 4;
 #pragma unroll
-    for (int j = 0; j < 2; ++j)
-      if (2 * c + j < count)
-        a.hidden[work.slot(2 * c + j) * a.gate.expert.rows + 8 * (rows + up_groups * r) + g] =
-            silu(gate_scale * sums[j]) * (up_scale * sums[2 + j]);
-  });
+  for (int j = 0; j < 2; ++j)
+    if (2 * c + j < count)
+      a.hidden[work.slot(2 * c + j) * a.gate.expert.rows + 8 * rows + g] =
+          silu(expert_scale(a.gate, e) * acc[j]) * (expert_scale(a.up, e) * acc[2 + j]);
 }
 
 // ---------------------------------------------------------------- down
 
 constexpr int down_warps = 8, product_rows = 16;
 
-__global__ void __launch_bounds__(32 * down_warps, 4)
+__global__ void __launch_bounds__(32 * down_warps, 3)
     down_mma_kernel(const __grid_constant__ FfnArgs a) {
   begin();
   extern __shared__ uint4 memory[];
   Work work;
   if (!work.find(a, static_cast<int>(blockIdx.x) / a.n_blocks)) return;
   const int cols = static_cast<int>(a.down.expert.cols), n_tiles = cols / tiles::cols;
-  const int rows = static_cast<int>(blockIdx.x) % a.n_blocks * down_warps * a.loops + warp_id();
+  const int rows = static_cast<int>(blockIdx.x) % a.n_blocks * down_warps + warp_id();  // sixteens
   const int e = work.tile.expert;
   const Row w_rows = expert_rows(a.down, e);
-  Stream<2> w(tiles::source(w_rows, 2 * rows, w_rows, 2 * rows + 1, n_tiles, 0), 0, n_tiles,
-              a.loops, 2 * down_warps * n_tiles);
+  Stream<3> w(tiles::source(w_rows, 2 * rows, w_rows, 2 * rows + 1, n_tiles), 0, n_tiles);
 
-  const float scale = expert_scale(a.down, e);
   const int words = row_words(cols), count = work.tile.count;
   for (int s = 0; s < count; ++s)
     stage(a.hidden + static_cast<std::int64_t>(work.slot(s)) * cols, cols, memory + s * words,
           memory + (count + s) * words, static_cast<int>(threadIdx.x), 32 * down_warps);
   __syncthreads();
-  w.multiply(Column(memory, count, words), [&](int r, float(&acc)[4]) {
-    join(acc);
-    const int g = lane_id() / 4, c = lane_id() % 4;
+  float acc[4] = {};
+  w.multiply(Column(memory, count, words), acc);
+  join(acc);
+  const int g = lane_id() / 4, c = lane_id() % 4;
 #pragma unroll
-    for (int j = 0; j < 4; ++j)
-      if (2 * c + j % 2 < count)
-        a.y[work.slot(2 * c + j % 2) * a.down.expert.rows + product_rows * (rows + down_warps * r) +
-            8 * (j / 2) + g] = scale * acc[j];
-  });
+  for (int j = 0; j < 4; ++j)
+    if (2 * c + j % 2 < count)
+      a.y[work.slot(2 * c + j % 2) * a.down.expert.rows + product_rows * rows + 8 * (j / 2) + g] =
+          expert_scale(a.down, e) * acc[j];
 }
 
 // ---------------------------------------------------------------- down and sum
 
 constexpr int shared_warps = product_rows / rows_at_once;
-constexpr int most_sum_warps = 14;
+constexpr int few_sum_warps = 14, most_sum_warps = 32;
 constexpr std::size_t most_sum_shared = std::size_t{90} << 10;
 
 // Down rows of all slots of a token, a warp each, and of the shared expert, then their sum in rank
-// order: the bits of the separate kernels. grid (T, row groups / loops)
-template <class Shared>
-__global__ void __launch_bounds__(32 * most_sum_warps, 2)
+// order: the bits of the separate kernels. grid (T, row groups)
+constexpr int sum_ahead = 3;
+template <int Warps>
+__global__ void __launch_bounds__(32 * Warps, Warps == few_sum_warps ? 2 : 1)
     sum_mma_kernel(const __grid_constant__ SumArgs a) {
   extern __shared__ uint4 memory[];
-  __shared__ float parts[2][most_sum_warps][product_rows];
+  __shared__ float sums[Warps][product_rows];
   const int g = lane_id() / 4, c = lane_id() % 4;
-  const std::int64_t t = blockIdx.x;
-  const int group = static_cast<int>(blockIdx.y) * a.loops;  // of product_rows
-  const auto finish = [&](int r) {
-    __syncthreads();
-    const int row = static_cast<int>(threadIdx.x) - 32 * (r % shared_warps);  // they take turns
-    if (row < 0 || row >= product_rows) return;
-    float sum = 0;
-    for (int j = 0; j < a.k; ++j) sum = fmaf(a.weights[t * a.k + j], parts[r % 2][j][row], sum);
-    a.y[t * a.down.expert.rows + (group + r) * product_rows + row] =
-        fmaf(a.share[t], parts[r % 2][a.k][row], sum);
-  };
+  const std::int64_t t = blockIdx.x, n0 = blockIdx.y * static_cast<std::int64_t>(product_rows);
+  const std::int64_t rows = a.down.expert.rows;
   if (warp_id() >= a.k) {
     constexpr int R = rows_at_once;
     const Matrix& m = a.shared_down;
     const int first = (warp_id() - a.k) * R;
-    for (int r = 0; r < a.loops; ++r) {
-      Row w[R];
+    Row w[R];
 #pragma unroll
-      for (int i = 0; i < R; ++i) w[i] = row_of(m, (group + r) * product_rows + first + i);
-      if (r == 0) {
-        prefetch_rows(w, m.row_bytes, lane_id(), 32);
-        begin();
-      }
-      const float* const x[1] = {a.shared_hidden + t * m.cols};
-      float sum = 0;
+    for (int r = 0; r < R; ++r) w[r] = row_of(m, n0 + first + r);
+    prefetch_rows(w, m.row_bytes, lane_id(), 32);
+    begin();
+    const float* const x[1] = {a.shared_hidden + t * m.cols};
+    float sum = 0;
+    with_format(m.type, [&]<class G>(G) {
       for (int part = 0; part < a.split; ++part) {  // as the linear map does it
         float acc[1][R] = {};
-        dot_rows<Shared, 1, R, true>(w, x, static_cast<int>(m.cols), part * 32 + lane_id(),
-                                     a.split * 32, acc);
+        dot_rows<G, 1, R, true>(w, x, static_cast<int>(m.cols), part * 32 + lane_id(), a.split * 32,
+                                acc);
         sum += sum_rows(acc);
       }
-      if (lane_id() < R) parts[r % 2][a.k][first + lane_id()] = m.scale * sum;
-      finish(r);
-    }
-    return;
-  }
-  begin();
-  const int cols = static_cast<int>(a.down.expert.cols), n_tiles = cols / tiles::cols;
-  const std::int64_t slot = t * a.k + warp_id();
-  const int e = a.ids[slot];
-  const Row w_rows = expert_rows(a.down, e);
-  Stream<3> w(tiles::source(w_rows, 2 * group, w_rows, 2 * group + 1, n_tiles, 0), 0, n_tiles,
-              a.loops, 2 * n_tiles);
-  const float scale = expert_scale(a.down, e);
-  const int words = row_words(cols);
-  uint4* row = memory + warp_id() * 2 * words;
-  stage(a.hidden + slot * cols, cols, row, row + words, lane_id(), 32);
-  __syncwarp();
-  w.multiply(Column(row, 1, words), [&](int r, float(&acc)[4]) {
+    });
+    if (lane_id() < R) sums[a.k][first + lane_id()] = m.scale * sum;
+  } else {
+    begin();
+    const int cols = static_cast<int>(a.down.expert.cols), n_tiles = cols / tiles::cols;
+    const std::int64_t slot = t * a.k + warp_id();
+    const int e = a.ids[slot];
+    const Row w_rows = expert_rows(a.down, e);
+    Stream<sum_ahead> w(tiles::source(w_rows, n0 / 8, w_rows, n0 / 8 + 1, n_tiles), 0, n_tiles);
+    const int words = row_words(cols);
+    uint4* row = memory + warp_id() * 2 * words;
+    stage(a.hidden + slot * cols, cols, row, row + words, lane_id(), 32);
+    __syncwarp();
+    float acc[4] = {};
+    w.multiply(Column(row, 1, words), acc);
     join(acc);
     if (c == 0) {
-      parts[r % 2][warp_id()][g] = scale * acc[0];
-      parts[r % 2][warp_id()][g + 8] = scale * acc[2];
+      sums[warp_id()][g] = expert_scale(a.down, e) * acc[0];
+      sums[warp_id()][g + 8] = expert_scale(a.down, e) * acc[2];
     }
-    finish(r);
-  });
+  }
+  __syncthreads();
+  const int r = static_cast<int>(threadIdx.x);
+  if (r >= product_rows) return;
+  float sum = 0;
+  for (int j = 0; j < a.k; ++j) sum = fmaf(a.weights[t * a.k + j], sums[j][r], sum);
+  a.y[t * rows + n0 + r] = fmaf(a.share[t], sums[a.k][r], sum);
 }
 
 // Shared memory beyond what a kernel may take without asking.
@@ -300,21 +262,20 @@ std::size_t slot_bytes(const Experts& b) {  // of the activations of a slot
   return 2 * sizeof(uint4) * static_cast<std::size_t>(row_words(static_cast<int>(b.expert.cols)));
 }
 
-// Row groups of a block, one after the other: no more than divide `groups`.
-int loops_of(int groups, int most) {
-  while (groups % most != 0) --most;
-  return most;
-}
-
-void run_up(FfnArgs a, cudaStream_t stream) {
-  const int groups = static_cast<int>(a.gate.expert.rows) / (8 * up_groups);
-  a.loops = a.tiles <= few_tiles ? 1 : loops_of(groups, 4);
-  a.n_blocks = groups / a.loops;
+template <int RowGroups, int Ahead, int Blocks>
+void launch_up(FfnArgs a, cudaStream_t stream) {
+  constexpr int threads = up_threads<RowGroups>;
+  a.n_blocks = static_cast<int>(a.gate.expert.rows / (8 * RowGroups));
   const std::size_t shared = slot_bytes(a.gate) * (a.grouped ? tile_slots : 1);
   const auto blocks = static_cast<unsigned>(a.tiles) * a.n_blocks +
-                      static_cast<unsigned>(div_up(a.shared_elements, up_threads));
-  allow_shared(up_mma_kernel, shared);
-  launch(up_mma_kernel, blocks, up_threads, shared, stream, a);
+                      static_cast<unsigned>(div_up(a.shared_elements, threads));
+  const auto kernel = up_mma_kernel<RowGroups, Ahead, Blocks>;
+  allow_shared(kernel, shared);
+  launch(kernel, blocks, threads, shared, stream, a);
+}
+
+void run_up(const FfnArgs& a, cudaStream_t stream) {
+  a.grouped ? launch_up<4, 2, 2>(a, stream) : launch_up<2, 3, 4>(a, stream);
 }
 
 }  // namespace
@@ -324,9 +285,7 @@ bool has_mma(const FfnArgs& a) { return a.gate.tiled && a.up.tiled && a.down.til
 void run_mma(const FfnArgs& args, cudaStream_t stream) {
   run_up(args, stream);
   FfnArgs a = args;
-  const int row_blocks = static_cast<int>(a.down.expert.rows) / (product_rows * down_warps);
-  a.loops = loops_of(row_blocks, 2);
-  a.n_blocks = row_blocks / a.loops;
+  a.n_blocks = static_cast<int>(a.down.expert.rows / (product_rows * down_warps));
   const std::size_t shared = slot_bytes(a.down) * (a.grouped ? tile_slots : 1);
   allow_shared(down_mma_kernel, shared);
   launch(down_mma_kernel, static_cast<unsigned>(a.tiles) * a.n_blocks, 32 * down_warps, shared,
@@ -338,19 +297,18 @@ bool has_sum_mma(const FfnArgs& a, const SumArgs& s) {
          slot_bytes(a.down) * static_cast<std::size_t>(s.k) <= most_sum_shared;
 }
 
-void run_sum_mma(const FfnArgs& a, const SumArgs& args, cudaStream_t stream) {
+void run_sum_mma(const FfnArgs& a, const SumArgs& s, cudaStream_t stream) {
   run_up(a, stream);
-  SumArgs s = args;
-  const int groups = static_cast<int>(a.down.expert.rows) / product_rows;
-  s.loops = a.tiles <= few_tiles ? 1 : loops_of(groups, 5);
   const std::int64_t tokens = a.tiles / a.k;
   const std::size_t shared = slot_bytes(a.down) * static_cast<std::size_t>(s.k);
-  const dim3 grid(static_cast<unsigned>(tokens), static_cast<unsigned>(groups / s.loops));
-  with_format(s.shared_down.type, [&]<class Shared>(Shared) {
-    allow_shared(sum_mma_kernel<Shared>, shared);
-    launch(sum_mma_kernel<Shared>, grid, static_cast<unsigned>(32 * (s.k + shared_warps)), shared,
-           stream, s);
-  });
+  const dim3 grid(static_cast<unsigned>(tokens),
+                  static_cast<unsigned>(a.down.expert.rows / product_rows));
+  const auto with = [&](auto kernel) {
+    allow_shared(kernel, shared);
+    launch(kernel, grid, static_cast<unsigned>(32 * (s.k + shared_warps)), shared, stream, s);
+  };
+  s.k + shared_warps <= few_sum_warps ? with(sum_mma_kernel<few_sum_warps>)
+                                      : with(sum_mma_kernel<most_sum_warps>);
 }
 
 }  // namespace imp::cuda

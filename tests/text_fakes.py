@@ -57,6 +57,7 @@ class FakeSession:
 class FakeSequence:
     def __init__(self, session: FakeSession) -> None:
         self.session, self.tokens, self.closed = session, [], False
+        self.n_ubatch = 512
 
     @property
     def length(self) -> int:
@@ -64,7 +65,7 @@ class FakeSequence:
 
     def extend(self, tokens, outputs="last"):
         session = self.session
-        assert not self.closed and outputs == "last" and len(tokens) > 0
+        assert not self.closed and outputs in ("last", "none") and len(tokens) > 0
         if len(session.fed) == session.interrupt_at:
             session.interrupt_at = None
             raise KeyboardInterrupt
@@ -72,7 +73,8 @@ class FakeSequence:
         self.tokens.extend(int(t) for t in tokens)
         session.fed.append([int(t) for t in tokens])
         logits = np.zeros((1, VOCAB), np.float32)
-        logits[0, session.script.pop(0)] = 20.0
+        if outputs == "last":
+            logits[0, session.script.pop(0)] = 20.0
         return logits
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -34,6 +35,8 @@ class Model {
   const Arch& arch() const { return *arch_; }
   const HParams& hparams() const { return hparams_; }
   const std::vector<std::string>& notes() const { return notes_; }
+  // Of weights that make_synthetic() drew; none for a file.
+  std::optional<std::int64_t> synthetic_seed() const { return synthetic_seed_; }
 
   // Look-ups by the table's name; an unknown name is a bug (internal).
   const Weight& weight(std::string_view name) const;
@@ -58,6 +61,7 @@ class Model {
   const Arch* arch_ = nullptr;
   HParams hparams_;
   std::vector<std::string> notes_;
+  std::optional<std::int64_t> synthetic_seed_;
   std::unordered_map<std::string, Weight> weights_;
   std::unordered_map<std::string, ExpertBank> banks_;
   std::unordered_map<std::string, std::vector<float>> vectors_;

@@ -292,6 +292,7 @@ std::shared_ptr<const Model> make_synthetic(const std::string& spec, bool on_hos
   const auto name = str("synthetic ", spec);
   auto model = Model::bind(gguf::Gguf::parse({arena->data(), image.total()}, name), arena, {});
   model->notes_.push_back("weights: synthetic");
+  model->synthetic_seed_ = shape.seed;
   if (on_host) return model;
   for (const Item& item : items) {
     if (here(item)) continue;

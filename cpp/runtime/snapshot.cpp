@@ -4,9 +4,9 @@
 #include <array>
 #include <bit>
 #include <cstring>
-#include <type_traits>
 
 #include "cpp/core/error.h"
+#include "cpp/core/hash.h"
 
 namespace imp {
 namespace {
@@ -26,64 +26,6 @@ struct Head {
 };
 static_assert(sizeof(Head) == 48);
 
-// Each step is a bijection of the state and of the word, so any one changed word shows.
-class Hash {
- public:
-  void word(std::uint64_t w) { h_ = std::rotl((h_ ^ w) * 0x9e3779b97f4a7c15u, 29); }
-  void bytes(const void* p, std::size_t n) {
-    const auto* at = static_cast<const char*>(p);
-    word(n);
-    for (; n >= 8; n -= 8, at += 8) {
-      std::uint64_t w;
-      std::memcpy(&w, at, 8);
-      word(w);
-    }
-    std::uint64_t rest = 0;
-    std::memcpy(&rest, at, n);
-    if (n > 0) word(rest);
-  }
-  void text(std::string_view s) { bytes(s.data(), s.size()); }
-  std::uint64_t value() const { return h_ ^ (h_ >> 32); }
-
- private:
-  std::uint64_t h_ = 0x243f6a8885a308d3u;
-};
-
-void add(Hash& hash, const gguf::Array& array) {
-  hash.word(static_cast<std::uint64_t>(array.element));
-  std::visit(
-      [&](const auto& items) {
-        using Item = typename std::decay_t<decltype(items)>::value_type;
-        hash.word(items.size());
-        if constexpr (std::is_same_v<Item, std::string>) {
-          for (const std::string& s : items) hash.text(s);
-        } else if constexpr (std::is_same_v<Item, gguf::Array>) {
-          for (const gguf::Array& a : items) add(hash, a);
-        } else {
-          hash.bytes(items.data(), items.size() * sizeof(Item));
-        }
-      },
-      array.data);
-}
-
-void add(Hash& hash, const gguf::Value& value) {
-  hash.word(static_cast<std::uint64_t>(value.type));
-  std::visit(
-      [&](const auto& v) {
-        using T = std::decay_t<decltype(v)>;
-        if constexpr (std::is_same_v<T, std::string>) {
-          hash.text(v);
-        } else if constexpr (std::is_same_v<T, gguf::Array>) {
-          add(hash, v);
-        } else if constexpr (std::is_same_v<T, bool>) {
-          hash.word(v ? 1 : 0);
-        } else {
-          hash.word(std::bit_cast<std::uint64_t>(v));
-        }
-      },
-      value.data);
-}
-
 std::uint64_t checksum(Head head, std::span<const std::byte> body) {
   head.checksum = 0;
   Hash hash;
@@ -93,20 +35,6 @@ std::uint64_t checksum(Head head, std::span<const std::byte> body) {
 }
 
 }  // namespace
-
-std::uint64_t model_hash(const Model& model) {
-  Hash hash;
-  for (const auto& [key, value] : model.file().keys().map()) {
-    hash.text(key);
-    add(hash, value);
-  }
-  for (const gguf::TensorInfo& t : model.file().tensors()) {
-    hash.text(t.name);
-    hash.word(static_cast<std::uint64_t>(t.dtype));
-    hash.bytes(t.dims.data(), t.dims.size() * sizeof(std::int64_t));
-  }
-  return hash.value();
-}
 
 std::vector<std::byte> pack(const Snapshot& s) {
   const std::size_t token_bytes = s.tokens.size() * sizeof(std::int32_t);

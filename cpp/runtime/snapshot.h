@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "cpp/model/model.h"
+#include "cpp/model/model_hash.h"
 #include "cpp/ops/step.h"
 
 namespace imp {
@@ -20,9 +20,6 @@ struct Snapshot {
 };
 
 inline constexpr std::uint32_t snapshot_version = 1;
-
-// Of the metadata keys and of the names, types and shapes of the tensors.
-std::uint64_t model_hash(const Model& model);
 
 // Bytes, little endian: magic, version, cache types, model, tokens, state bytes, checksum of all
 // that follows and of the header before it; then token ids (i32) and state.

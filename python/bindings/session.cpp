@@ -277,7 +277,9 @@ void bind_session(nb::module_& m) {
       .def_prop_ro(
           "model_hash",
           [](PySession& s) { return s.use([](imp::Session& x) { return x.model_hash(); }); },
-          "Of the model's keys and tensors, as in its snapshots.")
+          "Of the model's keys, tensors, a sample of their contents and the n-gram scale, as in "
+          "its "
+          "snapshots.")
       .def("open",
            [](PySession& s) { return s.use([](imp::Session& x) { return unwrap(x.open()); }); })
       .def(

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from imp_runtime.engine import deadline_of
 from imp_runtime.generation import Chunk
 from imp_runtime.sampling import SamplingParams
 from imp_runtime.session import Sequence as TokenSequence
@@ -35,16 +36,18 @@ class Conversation:
         self._read = ""  # the text whose tokens are in the sequence, or in _pending
         self._pending: list[int] = []  # chosen, but not yet read
 
-    def ask(self, text: str, params: SamplingParams | None = None) -> "Stream":
+    def ask(
+        self, text: str, params: SamplingParams | None = None, *, timeout: float | None = None
+    ) -> "Stream":
         """Add a user message and stream the answer, which is kept as far as it is consumed.
 
         Raises:
-            ImpError: the conversation is longer than the context (it stays as it was before), or
-                the template refuses it.
+            ImpError: the conversation is longer than the context (it stays as it was before), the
+                template refuses it, or the `timeout` in seconds was over.
         """
         from imp_runtime.llm import Stream, check_room
 
-        llm = self._llm
+        llm, deadline = self._llm, deadline_of(timeout)
         messages = [*self.messages, {"role": "user", "content": text}]
         prompt = llm.chat_template.render(messages, **self._variables)
         continued = self._sequence is not None and prompt.startswith(self._read)
@@ -57,7 +60,7 @@ class Conversation:
             check_room(len(new), llm.n_ctx)
             self._forget()
         stream = Stream(iter(()), new, (params or llm.defaults).with_seed())
-        stream.chunks = self._answer(stream, messages, prompt)
+        stream.chunks = self._answer(stream, messages, prompt, deadline)
         return stream
 
     def close(self) -> None:
@@ -70,7 +73,11 @@ class Conversation:
         self._sequence, self._read, self._pending = None, "", []
 
     def _answer(
-        self, stream: "Stream", messages: list[dict[str, Any]], prompt: str
+        self,
+        stream: "Stream",
+        messages: list[dict[str, Any]],
+        prompt: str,
+        deadline: float | None,
     ) -> Iterator[Chunk]:
         from imp_runtime.llm import drive
 
@@ -87,6 +94,7 @@ class Conversation:
                 stream.params,
                 llm.n_ctx,
                 stream.timings,
+                deadline,
             ):
                 chunks.append(chunk)
                 intact = True

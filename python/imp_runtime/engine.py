@@ -120,9 +120,9 @@ class Engine:
         """Queue a generation; see Request. `timeout`: seconds from now.
 
         Raises:
-            ImpError: the engine is closed. All else is an event.
+            ImpError: the engine is closed, or `timeout` is none. All else is an event.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadline_of(timeout)
         with self._inbox:
             if self._closed:
                 raise ImpError("the engine is closed")
@@ -217,7 +217,7 @@ class Engine:
         for request in list(self._requests.values()):
             if request.deadline is not None and now >= request.deadline:
                 done = len(request.generation.token_ids) if request.generation else 0
-                self._end(request, ImpError(f"the time was over after {done} tokens"))
+                self._end(request, too_late(done))
 
     def _accept(self, request: Request) -> None:
         prompt, n_ctx = request.prompt, self._session.n_ctx
@@ -383,6 +383,20 @@ class Engine:
                 return
         for request in batch:
             self._end(request, error)
+
+
+def deadline_of(timeout: float | None) -> float | None:
+    """time.monotonic() in `timeout` seconds. Raises ImpError for what is no number of seconds."""
+    if timeout is None:
+        return None
+    if not timeout >= 0:
+        raise ImpError(f"timeout is {timeout} seconds, at least 0 needed")
+    return time.monotonic() + timeout
+
+
+def too_late(tokens: int) -> ImpError:
+    """What ends a generation that has chosen so many tokens."""
+    return ImpError(f"the time was over after {tokens} tokens")
 
 
 def _shortage(text: str) -> ImpError:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from imp_runtime import _core
 from imp_runtime.chat import ChatTemplate, Message
-from imp_runtime.engine import Engine, Event, Request, is_last
+from imp_runtime.engine import Engine, Event, Request, deadline_of, is_last, too_late
 from imp_runtime.errors import ImpError
 from imp_runtime.generation import Chunk, FinishReason, Generation, TokenLogProb
 from imp_runtime.model import Model
@@ -208,7 +208,9 @@ class LLM:
         prompts: str | Sequence[Prompt],
         params: SamplingParams | None = None,
         *,
+        timeout: float | None = None,
         use_cache: bool = True,
+        on_done: Callable[[int, Completion], None] | None = None,
     ) -> list[Completion]:
         """Complete each prompt; up to n_parallel of them run at the same time.
 
@@ -216,42 +218,49 @@ class LLM:
             prompts: text or token ids; a single text counts as a list of one. Control tokens
                 written in a text are recognised.
             params: None = the defaults of the file.
+            timeout: seconds for all of it; None = as long as it takes.
             use_cache: whether the prefix cache is read and fed.
+            on_done: called with (index of the prompt, its completion) as each ends.
 
         Returns:
             A Completion per prompt, in order. A prompt's result does not depend on the others.
 
         Raises:
-            ImpError: an empty prompt, or one that the context cannot hold (names both numbers).
+            ImpError: an empty prompt, one that the context cannot hold (names both numbers), or
+                the time was over.
         """
         batch: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
         streams = [Stream(iter(()), self._ids(p), self._seeded(params)) for p in batch]
+        deadline = deadline_of(timeout)
+        done: dict[int, Completion] = {}
+
+        def end(index: int) -> None:
+            done[index] = _complete(streams[index])
+            if on_done is not None:
+                on_done(index, done[index])
+
         if self.engine is None:
-            for stream in streams:
-                stream.chunks = self._run(stream)
-            return [_complete(s) for s in streams]
-        events: list[list[Event]] = [[] for _ in streams]
-        requests = [
-            self._submit(self.engine, s, e.append, use_cache)
-            for s, e in zip(streams, events, strict=True)
-        ]
-        try:
-            self.engine.wait(lambda: all(e and is_last(e[-1]) for e in events))
-        finally:
-            self.engine.abandon(requests)
-        for stream, got in zip(streams, events, strict=True):
-            stream.chunks = _chunks(got)
-        return [_complete(s) for s in streams]
+            for i, stream in enumerate(streams):
+                stream.chunks = self._run(stream, deadline)
+                end(i)
+        else:
+            self._run_all(self.engine, streams, deadline, use_cache, end)
+        return [done[i] for i in range(len(streams))]
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, use_cache: bool = True
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        timeout: float | None = None,
+        use_cache: bool = True,
     ) -> Stream:
         """As generate() with one prompt, giving each piece of text as it comes.
 
         Raises:
             ImpError: as generate().
         """
-        return self._start(self._ids(prompt), params, use_cache)
+        return self._start(self._ids(prompt), params, deadline_of(timeout), use_cache)
 
     def chat(
         self,
@@ -259,16 +268,19 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         tools: Sequence[dict[str, Any]] | None = None,
+        timeout: float | None = None,
         use_cache: bool = True,
         **variables: Any,
     ) -> Completion:
-        """The assistant's answer to `messages`; see ChatTemplate.render for the rest.
+        """The assistant's answer to `messages`; see generate() and ChatTemplate.render.
 
         Raises:
             ImpError: as generate(), or the template refuses the messages.
         """
         return _complete(
-            self.stream_chat(messages, params, tools=tools, use_cache=use_cache, **variables)
+            self.stream_chat(
+                messages, params, tools=tools, timeout=timeout, use_cache=use_cache, **variables
+            )
         )
 
     def stream_chat(
@@ -277,13 +289,15 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         tools: Sequence[dict[str, Any]] | None = None,
+        timeout: float | None = None,
         use_cache: bool = True,
         **variables: Any,
     ) -> Stream:
         """As chat(), giving each piece of text as it comes."""
+        deadline = deadline_of(timeout)
         ids = self.chat_ids(messages, tools=tools, **variables)
         keep = self.turn_ends(messages, ids, tools=tools, **variables) if use_cache else []
-        return self._start(ids, params, use_cache, keep)
+        return self._start(ids, params, deadline, use_cache, keep)
 
     def chat_ids(
         self,
@@ -382,17 +396,18 @@ class LLM:
         self,
         ids: list[int],
         params: SamplingParams | None,
+        deadline: float | None,
         use_cache: bool,
         keep: Sequence[int] = (),
     ) -> Stream:
         stream = Stream(iter(()), ids, self._seeded(params))
         if self.engine is not None:
-            stream.chunks = self._run_engine(self.engine, stream, use_cache, keep)
+            stream.chunks = self._run_engine(self.engine, stream, deadline, use_cache, keep)
         else:
-            stream.chunks = self._run(stream)
+            stream.chunks = self._run(stream, deadline)
         return stream
 
-    def _run(self, stream: Stream) -> Iterator[Chunk]:
+    def _run(self, stream: Stream, deadline: float | None) -> Iterator[Chunk]:
         with self.session.open() as sequence:
             yield from drive(
                 sequence,
@@ -401,13 +416,48 @@ class LLM:
                 stream.params,
                 self.n_ctx,
                 stream.timings,
+                deadline,
             )
 
+    def _run_all(
+        self,
+        engine: Engine,
+        streams: Sequence[Stream],
+        deadline: float | None,
+        use_cache: bool,
+        end: Callable[[int], None],
+    ) -> None:
+        """Run streams together; `end` is called with the index of each when it has all chunks."""
+        events: list[list[Event]] = [[] for _ in streams]
+        requests = [
+            self._submit(engine, s, e.append, deadline, use_cache)
+            for s, e in zip(streams, events, strict=True)
+        ]
+        running = set(range(len(streams)))
+
+        def ended() -> list[int]:
+            return sorted(i for i in running if events[i] and is_last(events[i][-1]))
+
+        try:
+            while running:
+                engine.wait(lambda: bool(ended()))
+                for i in ended():
+                    running.remove(i)
+                    streams[i].chunks = _chunks(events[i])
+                    end(i)
+        finally:
+            engine.abandon(requests)
+
     def _run_engine(
-        self, engine: Engine, stream: Stream, use_cache: bool, keep: Sequence[int]
+        self,
+        engine: Engine,
+        stream: Stream,
+        deadline: float | None,
+        use_cache: bool,
+        keep: Sequence[int],
     ) -> Iterator[Chunk]:
         events: SimpleQueue[Event] = SimpleQueue()
-        request = self._submit(engine, stream, events.put, use_cache, keep)
+        request = self._submit(engine, stream, events.put, deadline, use_cache, keep)
         try:
             while True:
                 engine.wait(lambda: not events.empty())
@@ -423,11 +473,19 @@ class LLM:
         engine: Engine,
         stream: Stream,
         deliver: Callable[[Event], None],
+        deadline: float | None,
         use_cache: bool,
         keep: Sequence[int] = (),
     ) -> Request:
-        ids, params, timings = stream.prompt_token_ids, stream.params, stream.timings
-        return engine.submit(ids, params, deliver, use_cache=use_cache, keep=keep, timings=timings)
+        return engine.submit(
+            stream.prompt_token_ids,
+            stream.params,
+            deliver,
+            timeout=None if deadline is None else max(0.0, deadline - time.monotonic()),
+            use_cache=use_cache,
+            keep=keep,
+            timings=stream.timings,
+        )
 
 
 def _cache_entries(model: Model, max_bytes: int, types: tuple[str, str]) -> int:
@@ -462,12 +520,28 @@ def drive(
     params: SamplingParams,
     n_ctx: int,
     timings: Timings,
+    deadline: float | None = None,
 ) -> Iterator[Chunk]:
     """Extend `sequence` by the `new` tokens and generate after them.
 
     The last token chosen is not yet part of the sequence when this ends. `timings` counts what the
     model does, not what the consumer does between two chunks.
+
+    Raises:
+        ImpError: `new` does not fit, or time.monotonic() reached `deadline`.
     """
+
+    def extend(tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        while deadline is not None:  # step by step, so that a long prompt is left in time
+            if time.monotonic() >= deadline:
+                raise too_late(len(generation.token_ids))
+            if len(tokens) <= sequence.n_ubatch:
+                break
+            sequence.extend(tokens[: sequence.n_ubatch], outputs="none")
+            tokens = tokens[sequence.n_ubatch :]
+        row: npt.NDArray[np.float32] = sequence.extend(tokens, outputs="last")[-1]
+        return row
+
     length = sequence.length + len(new)
     check_room(length, n_ctx)
     # The token chosen when the context is full still counts, it is just never read.
@@ -475,13 +549,13 @@ def drive(
     if generation.finish_reason is not None:
         return
     started = time.perf_counter()
-    chunk = generation.push(sequence.extend(new, outputs="last")[-1])
+    chunk = generation.push(extend(new))
     timings.prompt_seconds += time.perf_counter() - started
     timings.prompt_tokens += len(new)
     yield chunk
     while chunk.finish_reason is None:
         started = time.perf_counter()
-        chunk = generation.push(sequence.extend([chunk.token_id], outputs="last")[-1])
+        chunk = generation.push(extend([chunk.token_id]))
         timings.decode_seconds += time.perf_counter() - started
         timings.decode_tokens += 1
         yield chunk

@@ -74,7 +74,11 @@ class PrefixCache:
         self._entries: OrderedDict[bytes, tuple[int, int]] = OrderedDict()  # key: seq, length
         self._lengths: Counter[int] = Counter()
         self._pages: Counter[int] = Counter()
-        self.hits = self.misses = self.hit_tokens = self.refused = 0
+        self.hits = self.misses = self.hit_tokens = 0
+        self.refusals: list[str] = []
+        """One sentence for each file of the folder that was damaged or of something else."""
+        self.foreign = 0
+        """Files in the folder that are of other models or cache types."""
         self._on_disk: dict[bytes, int] = {}  # key: length
         if folder is not None:
             self._prefix = f"{session.core.model_hash:016x}-{'-'.join(session.core.cache_types)}-"
@@ -183,10 +187,12 @@ class PrefixCache:
         """Learn the files of this model and cache by their names; checked when they are used."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            names = sorted(p.name for p in folder.glob(f"{self._prefix}*{SUFFIX}"))
+            names = sorted(p.name for p in folder.glob(f"*{SUFFIX}"))
         except OSError as error:
             raise ImpError(f"{folder}: {error.strerror}") from error
-        for name in names:
+        mine = [name for name in names if name.startswith(self._prefix)]
+        self.foreign = len(names) - len(mine)
+        for name in mine:
             length, _, key = name[len(self._prefix) : -len(SUFFIX)].partition("-")
             try:
                 self._on_disk[bytes.fromhex(key)] = int(length)
@@ -206,7 +212,7 @@ class PrefixCache:
             return seq
         except ImpError as error:
             if error.code != "out_of_memory":
-                self.refused += 1
+                self.refusals.append(str(error))
                 self._on_disk.pop(key, None)
                 path.unlink(missing_ok=True)
             return None

@@ -223,6 +223,11 @@ class Sequence:
         """Tokens so far."""
         return self._session.core.length(self.id)
 
+    @property
+    def n_ubatch(self) -> int:
+        """Tokens of one step at most."""
+        return self._session.n_ubatch
+
     def extend(self, tokens: TokenIds, outputs: Outputs = "last") -> Floats:
         """Append tokens and return logits.
 

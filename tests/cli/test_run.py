@@ -159,7 +159,11 @@ def test_interrupt(session: FakeSession, capsys: pytest.CaptureFixture[str]) -> 
 def test_errors(session: FakeSession, capsys: pytest.CaptureFixture[str]) -> None:
     for args, message in (
         (("-p", "x"), "a model is needed"),
-        (("m", "-p", "x", "-f", "y"), "-p and -f are two prompts"),
+        (("m", "-p", "x", "-f", "y"), "-p and -f are two sources of prompts, one is needed"),
+        (("m", "-p", "x", "--prompts", "y"), "-p and --prompts are two sources"),
+        (("m", "-p", "x", "-p", "y", "-i"), "-i reads messages from stdin"),
+        (("m", "-p", "x", "-p", ""), "the prompt has no tokens"),
+        (("m", "--prompts", "/dev/null"), "/dev/null has no line with a prompt"),
         (("m", "-p", "x", "-i"), "-i reads messages from stdin"),
         (("m", "-p", "x", "--system", "y"), "--system needs a chat"),
         (("m", "-p", "x", "--top-p", "7"), "top_p is 7, outside [0, 1]"),
@@ -172,6 +176,8 @@ def test_errors(session: FakeSession, capsys: pytest.CaptureFixture[str]) -> Non
         assert err.startswith("error: ") and message in err and err.count("\n") == 1
     assert run(capsys, "m", "-p", "x", "--bogus")[0] == 2
     assert run(capsys, "m", "-p", "x", "-n", "-2")[0] == 2
+    assert run(capsys, "m", "-p", "x", "-np", "0")[0] == 2
+    assert run(capsys, "m", "-p", "x", "--cache-dir", "d", "--cache-size", "0")[0] == 2
     assert session.fed == []
 
 
@@ -190,3 +196,93 @@ def test_shipped_model(prose_gguf: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert status == 0 and len(out.split()) >= 3
     assert run(capsys, *args)[1] == out
     assert SPEED.search(err)[3] == "12"
+
+
+def texts_of(out: str) -> list[str]:
+    parts = re.split(r"^--- (\d+)\n", out, flags=re.M)
+    assert parts[0] == "" and parts[1::2] == [str(i + 1) for i in range(len(parts) // 2)]
+    return parts[2::2]
+
+
+def test_rows(session: FakeSession, capsys: pytest.CaptureFixture[str]) -> None:
+    """One state for one prompt or a chat, as many as run together for several."""
+    for args, rows in (
+        (("-p", "x"), 1),
+        (("-p", "x", "-np", "9"), 1),
+        (("-p", "x", "-p", "y", "-p", "z"), 3),
+        (("-p", "x", "-p", "y", "-p", "z", "--parallel", "2"), 2),
+        (("-p", "x") * 9, 4),
+    ):
+        session.script = ids("a<|im_end|>" * 9)
+        assert run(capsys, "m.gguf", *args, "--temp", "0")[0] == 0
+        assert session.options["n_parallel"] == rows
+        assert "prefix_cache" not in session.options
+
+
+def test_several_prompts(
+    session: FakeSession, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    session.script = ids("one<|im_end|>two\n<|im_end|>")
+    status, out, err = run(capsys, "m.gguf", "-p", r"a\n", "-p", "b", "--temp", "0", "-s", "7")
+    assert (status, out) == (0, "--- 1\none\n--- 2\ntwo\n")
+    assert [f for f in session.fed if f in (ids("a\n"), ids("b"))] == [ids("a\n"), ids("b")]
+    speed = r"speed: 2 prompts, \d+ tokens \(text: -p\); generated \d+ tokens; .* seeds 7 7\n"
+    assert re.fullmatch(speed, err)
+    session.script = ids("x<|im_end|>y<|im_end|>")
+    session.fed.clear()
+    file = tmp_path / "prompts"
+    file.write_bytes(b"first\r\n\n" + rb"second\tone")
+    status, out, err = run(capsys, "m.gguf", "--prompts", str(file), "--chat", "--temp", "0")
+    assert (status, texts_of(out)) == (0, ["x\n", "y\n"]) and f"(text: {file})" in err
+    chats = [f"<|im_start|>user\n{t}<|im_end|>\n" for t in ("first", "second\tone")]
+    starts = [ids(c + "<|im_start|>assistant\n") for c in chats]
+    assert [f for f in session.fed if len(f) > 1] == starts
+
+
+def test_several_prompts_are_as_each_alone(
+    prose_gguf: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    prompts = ["It was a", "The ship", "At noon", "Nobody", "x", "The old house"]
+    args = (str(prose_gguf), "-n", "12", "-s", "4", "-c", "256", "-t", "1")
+    alone = [run(capsys, *args, "-p", p)[1] for p in prompts]
+    file = tmp_path / "prompts"
+    file.write_text("\n".join(prompts))
+    for extra in ((), ("-np", "1"), ("-np", "6"), ("--cache-dir", str(tmp_path / "d"))):
+        status, out, err = run(capsys, *args, "--prompts", str(file), *extra)
+        assert status == 0 and texts_of(out) == alone and "generated 72 tokens" in err
+
+
+def test_cache_dir(
+    prose_gguf: Path,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A later run does not read what an earlier one has read; damaged states are told."""
+    folder = tmp_path / "states"
+    args = (str(prose_gguf), "-n", "8", "-s", "4", "-c", "512", "-t", "1")
+    prompt = ("-p", "The old house on the hill " * 6)
+    cold = run(capsys, *args, *prompt)
+    assert "from the cache" not in cold[2]
+    args += ("--cache-dir", str(folder))
+    first, second = (run(capsys, *args, *prompt) for _ in range(2))
+    assert first[:2] == second[:2] == cold[:2] and "from the cache" not in first[2]
+    match = re.search(r"prompt (\d+) tokens and (\d+) from the cache", second[2])
+    read = int(re.search(r"prompt (\d+) tokens", cold[2])[1])
+    assert match and int(match[1]) + int(match[2]) == read and int(match[2]) > int(match[1])
+    other = run(capsys, *args, *prompt, "-ctk", "f16")
+    states = len(list(folder.iterdir()))
+    note = re.search(rf"note: {folder} also holds (\d+) states of other models or cache", other[2])
+    assert note and 0 < int(note[1]) < states and "from the cache" not in other[2]
+    for file in folder.iterdir():
+        file.write_bytes(file.read_bytes()[:-1])
+    broken = run(capsys, *args, *prompt)
+    assert broken[:2] == cold[:2] and re.search(r"note: .*imps: .*; it was removed\n", broken[2])
+    # a chat by turns: the state of one is the beginning of the next
+    talk = "Where are we?\nAnd now?\n"
+    outs = []
+    for extra in ((), ("--cache-dir", str(folder))):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(talk))
+        outs.append(run(capsys, *args[:-2], *extra, "-i", "--system", "You sail."))
+    assert outs[0][:2] == outs[1][:2]
+    assert len(re.findall(r"and \d+ from the cache", outs[1][2])) == 1

@@ -18,7 +18,7 @@ from imp_runtime.sampling import SamplingParams
 from imp_runtime.session import Session
 from imp_runtime.tokenizer import Tokenizer
 from tests.models import tiny
-from tests.runtime.traffic import Ask, alone, asks, engine_of, nothing_held, run, submit
+from tests.runtime.traffic import Ask, Flaky, alone, asks, engine_of, nothing_held, run, submit
 
 Load = Callable[[str], Model]
 
@@ -266,65 +266,6 @@ def test_limits(model: Load) -> None:
         engine_of(session, n=4)
         with pytest.raises(ImpError, match="5 requests at once, a step has 4 tokens"):
             engine_of(session, n=5)
-
-
-def test_soak(model: Load) -> None:
-    """Random traffic on little memory: every request ends, and all memory comes back."""
-    rng = np.random.RandomState(8)
-    batch = asks(200, seed=7, longest=110, most=30)
-    session = Session(
-        model("dense_attention"),
-        n_ctx=96,
-        max_seqs=8,
-        n_ubatch=32,
-        cache_tokens=192,
-        n_threads=1,
-        poison=True,
-    )
-    cache = PrefixCache(session, 20 * session.core.row_bytes, stride=32)
-    engine = engine_of(session, cache=cache, n=4)
-    for i in range(0, len(batch), 2):  # half of them begin alike
-        batch[i].prompt[:] = [*range(40), *batch[i].prompt][:90]
-    requests = []
-    for i, ask in enumerate(batch):
-        timeout = 0.0 if rng.randint(20) == 0 else None
-        request = submit(engine, ask, timeout=timeout, use_cache=i % 5 < 3)
-        requests.append(request)
-        for _ in range(rng.randint(0, 8)):
-            engine.step()
-        if rng.randint(8) == 0:
-            engine.cancel(request)
-    engine.wait(lambda: all(a.ended for a in batch))
-    fine = [a for a in batch if isinstance(a.events[-1], Chunk)]
-    assert len(fine) > 100
-    want = alone(session.model, fine)
-    assert [a.tokens for a in fine] == want
-    for ask in batch:
-        if ask not in fine:
-            words = ("cancelled", "time was over", "the context holds", "cache pages")
-            assert any(w in error_of(ask) for w in words), error_of(ask)
-    assert cache.hits > 5 and sum(r.preemptions for r in requests) > 2
-    engine.close()
-    assert nothing_held(session)
-    session.close()
-
-
-class Flaky:
-    """A core whose steps fail now and then, before they change anything."""
-
-    def __init__(self, session: Session, code: str, every: int) -> None:
-        self._core, self._code, self._every, self._calls = session.core, code, every, 0
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._core, name)
-
-    def step(self, batch: object) -> object:
-        self._calls += 1
-        if self._calls % self._every == 0:
-            error = ImpError("no memory today")
-            error.code = self._code
-            raise error
-        return self._core.step(batch)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("with_cache", [False, True])

@@ -74,6 +74,25 @@ def test_a_stream_left_early(several: LLM, single: LLM) -> None:
     assert other.timings.decode_tokens == 11 and stream.timings.decode_tokens < 11
 
 
+def test_timeout(several: LLM, single: LLM) -> None:
+    """One clear error, whatever runs the generations; nothing stays behind."""
+    endless = SamplingParams(max_tokens=None, ignore_eos=True, seed=1)
+    for llm in (several, single):
+        for call in (
+            lambda llm=llm: llm.generate(PROMPTS, endless, timeout=0.02),
+            lambda llm=llm: list(llm.stream("one", endless, timeout=0.02)),
+            lambda llm=llm: llm.chat(CHAT, endless, timeout=0.02),
+        ):
+            with pytest.raises(ImpError, match=r"^the time was over after \d+ tokens$"):
+                call()
+            assert nothing_held(llm.session)
+        with pytest.raises(ImpError, match="timeout is -1 seconds"):
+            llm.generate("x", endless, timeout=-1)
+    want = values(single, PROMPTS)
+    done = several.generate(PROMPTS, PARAMS, timeout=1000)
+    assert [c.token_ids for c in done] == [w[1] for w in want]
+
+
 def test_interrupted_between_steps(several: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     assert several.engine is not None
     step, calls = several.engine.step, []

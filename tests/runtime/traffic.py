@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from imp_runtime.engine import Engine, Event, Request, is_last
+from imp_runtime.errors import ImpError
 from imp_runtime.generation import Chunk
 from imp_runtime.model import Model
 from imp_runtime.prefix_cache import PrefixCache
@@ -83,3 +84,23 @@ def engine_of(
 def nothing_held(session: Session) -> bool:
     core = session.core
     return core.free_pages == core.pages and core.free_rows == core.rows
+
+
+class Flaky:
+    """A core whose steps fail now and then, before they change anything."""
+
+    TEXT = "no memory today"
+
+    def __init__(self, session: Session, code: str, every: int) -> None:
+        self._core, self._code, self._every, self._calls = session.core, code, every, 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._core, name)
+
+    def step(self, batch: object) -> object:
+        self._calls += 1
+        if self._calls % self._every == 0:
+            error = ImpError(self.TEXT)
+            error.code = self._code
+            raise error
+        return self._core.step(batch)  # type: ignore[arg-type]

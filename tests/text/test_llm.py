@@ -1,5 +1,6 @@
 """LLM and Conversation over a scripted session, and over the shipped model."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,35 @@ def test_closing_a_stream_frees_its_sequence() -> None:
     stream.close()
     assert model.session.n_open == 0
     model.generate("x", SamplingParams(max_tokens=1))
+
+
+def test_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that moves by a second at each look."""
+    clock = iter(range(1000))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
+    model = llm("a b c d e f g h")
+    with pytest.raises(ImpError, match="^the time was over after 3 tokens$"):
+        model.generate("x", GREEDY, timeout=3.5)  # looked at once before each token
+    assert model.session.n_open == 0
+    stream = llm("a b c d").stream("x", GREEDY, timeout=1.5)
+    next(stream)
+    with pytest.raises(ImpError, match="after 1 tokens"):
+        next(stream)
+    model = llm("a b c d")
+    with pytest.raises(ImpError, match="after 0 tokens"):
+        model.chat([{"role": "user", "content": "x"}], GREEDY, timeout=0)
+    assert model.session.fed == []
+    with pytest.raises(ImpError, match=r"^the time was over after \d tokens$"):
+        list(Conversation(llm("a b c")).ask("x", GREEDY, timeout=1.5))
+    long = llm("a b c", 5000)
+    prompt = [5] * 1500
+    with pytest.raises(ImpError, match="after 0 tokens"):
+        long.generate([prompt], GREEDY, timeout=2.5)
+    assert [len(f) for f in long.session.fed] == [512, 512]
+    assert llm("a<|im_end|>", 5000).generate([prompt], GREEDY, timeout=500)[0].text == "a"
+    for bad in (-1, float("nan")):
+        with pytest.raises(ImpError, match=f"timeout is {bad} seconds, at least 0 needed"):
+            model.generate("x", timeout=bad)
 
 
 def test_file_defaults() -> None:

@@ -1,7 +1,7 @@
 """`imp run`: generate text from a prompt or in a chat."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +11,13 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
+from imp_runtime.chat import Message
+from imp_runtime.cli.run_output import log, show, show_all
 from imp_runtime.cli.text import read_file, unescape
 from imp_runtime.cli.tokenize import model_path
 from imp_runtime.conversation import Conversation
 from imp_runtime.errors import ImpError
-from imp_runtime.llm import LLM, Stream
+from imp_runtime.llm import LLM
 from imp_runtime.sampling import SamplingParams
 from imp_runtime.session import CACHE_TYPES
 
@@ -32,12 +34,17 @@ def register(app: typer.Typer) -> None:
             Path | None, typer.Argument(metavar="MODEL", help="GGUF file")
         ] = None,
         model: Annotated[Path | None, typer.Option("-m", "--model", help="the same")] = None,
-        prompt: Annotated[str | None, typer.Option("-p", "--prompt", help="text to go on")] = None,
+        prompt: Annotated[
+            list[str] | None, typer.Option("-p", "--prompt", help="text to go on; repeatable")
+        ] = None,
         file: Annotated[
             Path | None, typer.Option("-f", "--file", help="a file with the prompt; - is stdin")
         ] = None,
+        prompts: Annotated[
+            Path | None, typer.Option("--prompts", help="a file with a prompt a line; - is stdin")
+        ] = None,
         chat: Annotated[
-            bool, typer.Option("--chat", help="the prompt is a user message of a chat")
+            bool, typer.Option("--chat", help="each prompt is a user message of a chat")
         ] = False,
         interactive: Annotated[
             bool, typer.Option("-i", "--interactive", help="chat, reading messages from stdin")
@@ -59,8 +66,18 @@ def register(app: typer.Typer) -> None:
             str,
             typer.Option("-ctv", "--cache-type-v", help=f"values in the cache: {TYPES}"),
         ] = "f32",
+        parallel: Annotated[
+            int, typer.Option("-np", "--parallel", help="prompts that run together", min=1)
+        ] = 4,
+        cache_dir: Annotated[
+            Path | None,
+            typer.Option("--cache-dir", help="folder of states: a known beginning is not read"),
+        ] = None,
+        cache_size: Annotated[
+            int, typer.Option("--cache-size", help="MiB of states in memory", min=1)
+        ] = 1024,
         escape: Annotated[
-            bool, typer.Option("--escape/--no-escape", "-e", help=r"\n and so on in -p")
+            bool, typer.Option("--escape/--no-escape", "-e", help=r"\n and so on in -p, --prompts")
         ] = True,
         stop: Annotated[
             list[str] | None, typer.Option("--stop", help="text that ends it; repeatable")
@@ -92,14 +109,15 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Generate text. The text goes to stdout as it comes, everything else to stderr.
 
-        It ends at any end token of the file, a stop text, -n tokens or a full context. Without -p
-        and -f it is a chat on stdin (Ctrl-D ends it).
+        It ends at any end token of the file, a stop text, -n tokens or a full context. Several
+        prompts run together, each as it would alone; their texts come in order under a line with
+        the number. Without a prompt it is a chat on stdin (Ctrl-D ends it).
         """
         path = model_path(positional, model)
-        text, source = _prompt(prompt, file, escape)
-        if text is not None and interactive:
-            raise ImpError("-i reads messages from stdin, so it goes with neither -p nor -f")
-        if system is not None and text is not None and not chat:
+        texts, source = _prompts(prompt, file, prompts, escape)
+        if texts and interactive:
+            raise ImpError("-i reads messages from stdin, so it goes with no prompt")
+        if system is not None and texts and not chat:
             raise ImpError("--system needs a chat: add --chat or -i")
         values = {
             "temperature": temp,
@@ -119,30 +137,54 @@ def register(app: typer.Typer) -> None:
         for name, value in (("-ctk", cache_type_k), ("-ctv", cache_type_v)):
             if value not in CACHE_TYPES:
                 raise ImpError(f"{name} is '{value}', it must be {TYPES}")
-        with _loaded(path, device, n_ctx, threads, (cache_type_k, cache_type_v)) as llm:
+        options: dict[str, Any] = {
+            "device": device,
+            "n_ctx": n_ctx or None,
+            "n_threads": threads or None,
+            "n_parallel": min(parallel, max(1, len(texts))),
+            "cache_type_k": cache_type_k,
+            "cache_type_v": cache_type_v,
+        }
+        if cache_dir is not None:
+            options |= {"cache_dir": cache_dir, "prefix_cache": cache_size << 20}
+        with _loaded(path, options) as llm:
             params = replace(llm.defaults, **given)
-            if text is None:
+            if not texts:
                 _talk(llm, params, system)
+            elif len(texts) > 1:
+                show_all(llm, [_messages(system, t) if chat else t for t in texts], params, source)
             elif chat:
-                _show(Conversation(llm, system).ask(text, params), source)
+                show(llm.stream_chat(_messages(system, texts[0]), params), source)
             else:
-                _show(llm.stream(text, params), source)
+                show(llm.stream(texts[0], params), source)
 
 
-def _prompt(prompt: str | None, file: Path | None, escape: bool) -> tuple[str | None, str]:
-    if prompt is not None and file is not None:
-        raise ImpError("-p and -f are two prompts, one is needed")
+def _prompts(
+    given: list[str] | None, file: Path | None, lines: Path | None, escape: bool
+) -> tuple[list[str], str]:
+    """The prompts and where they are from; none for a chat on stdin."""
+    sources = {"-p": given, "-f": file, "--prompts": lines}
+    names = [name for name, value in sources.items() if value is not None and value != []]
+    if len(names) > 1:
+        raise ImpError(f"{' and '.join(names)} are two sources of prompts, one is needed")
+    texts = list(given or [])
     if file is not None:
-        return read_file(file), str(file)
-    if prompt is not None:
-        return (unescape(prompt) if escape else prompt), "-p"
-    return None, "stdin"
+        return [read_file(file)], str(file)
+    if lines is not None:
+        texts = [t for line in read_file(lines).split("\n") if (t := line.removesuffix("\r"))]
+        if not texts:
+            raise ImpError(f"{lines} has no line with a prompt")
+        names = [str(lines)]
+    return [unescape(t) if escape else t for t in texts], (names or ["stdin"])[0]
+
+
+def _messages(system: str | None, text: str) -> list[Message]:
+    before: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+    return [*before, {"role": "user", "content": text}]
 
 
 @contextmanager
-def _loaded(
-    path: Path, device: str, n_ctx: int, threads: int, types: tuple[str, str]
-) -> Iterator[LLM]:
+def _loaded(path: Path, options: dict[str, Any]) -> Iterator[LLM]:
     columns = (TextColumn("loading"), BarColumn(), DownloadColumn())
     console = Console(stderr=True)
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
@@ -152,28 +194,30 @@ def _loaded(
         def report(done: int, total: int) -> None:
             progress.update(task, completed=done, total=total)
 
-        llm = LLM(
-            path,
-            device=device,
-            n_ctx=n_ctx or None,
-            n_threads=threads or None,
-            cache_type_k=types[0],
-            cache_type_v=types[1],
-            progress=report,
-        )
+        llm = LLM(path, progress=report, **options)
     for note in getattr(llm.model, "notes", []):
-        _log(f"note: {note}")
+        log(f"note: {note}")
     chosen = getattr(llm.model, "device", None)
-    if device == "auto" and chosen is not None:
-        _log(f"device: {chosen}")
-    with llm:
-        yield llm
+    if options["device"] == "auto" and chosen is not None:
+        log(f"device: {chosen}")
+    cache = llm.engine.cache if llm.engine is not None else None
+    if cache is not None and cache.foreign:
+        log(
+            f"note: {options['cache_dir']} also holds {cache.foreign} states of other models or "
+            "cache types, which are left alone"
+        )
+    try:
+        with llm:
+            yield llm
+    finally:
+        for refusal in cache.refusals if cache is not None else []:
+            log(f"note: {refusal}; it was removed")
 
 
 def _talk(llm: LLM, params: SamplingParams, system: str | None) -> None:
     """A chat that reads one message a line."""
     _ = llm.chat_template  # refuses a file without one before the first message is typed
-    conversation = Conversation(llm, system)
+    ask = _asker(llm, params, system)
     while True:
         if sys.stdin.isatty():
             print("> ", end="", file=sys.stderr, flush=True)
@@ -183,41 +227,28 @@ def _talk(llm: LLM, params: SamplingParams, system: str | None) -> None:
         if not line.strip():
             continue
         try:
-            _show(conversation.ask(line.rstrip("\n"), params), "stdin")
+            ask(line.rstrip("\n"))
         except ImpError as error:
-            _log(f"error: {error}")
+            log(f"error: {error}")
             if not sys.stdin.isatty():
                 raise
 
 
-def _show(stream: Stream, source: str) -> None:
-    """Print the text as it comes and the speed at its end, also after Ctrl-C."""
-    count, reason, newline = 0, "interrupted", True
-    try:
-        for chunk in stream:
-            count += 1
-            if chunk.text:
-                sys.stdout.write(chunk.text)
-                sys.stdout.flush()
-                newline = chunk.text.endswith("\n")
-            reason = chunk.finish_reason or reason
-        reason = reason if count else "length"
-    except BrokenPipeError:  # nobody reads any more
-        newline = True
-        raise
-    finally:
-        stream.close()
-        if not newline:
-            sys.stdout.write("\n")
-            sys.stdout.flush()
-        t = stream.timings
-        _log(
-            f"speed: prompt {t.prompt_tokens} tokens, {t.prompt_per_second:.2f} t/s "
-            f"(text: {source}); "
-            f"generated {count} tokens, {t.decode_per_second:.2f} t/s; "
-            f"end: {reason}; seed {stream.params.seed}"
-        )
+def _asker(llm: LLM, params: SamplingParams, system: str | None) -> Callable[[str], None]:
+    """What answers one message after the other."""
+    if llm.engine is None:
+        conversation = Conversation(llm, system)
 
+        def talk(text: str) -> None:
+            show(conversation.ask(text, params), "stdin")
 
-def _log(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+        return talk
+    messages = _messages(system, "")[:-1]
+
+    def ask(text: str) -> None:
+        """With a prefix cache: every turn is a request that finds the state of the one before."""
+        asked: list[Message] = [*messages, {"role": "user", "content": text}]
+        answer = show(llm.stream_chat(asked, params), "stdin")
+        messages[:] = [*asked, {"role": "assistant", "content": answer}]
+
+    return ask

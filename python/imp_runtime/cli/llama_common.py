@@ -1,7 +1,17 @@
-"""Flags that llama.cpp's tools share: of the cache, and those that do nothing or are refused."""
+"""What llama.cpp-style command lines share: flags, exit status, place under ``imp``.
 
+The flags are those of the cache, and those that do nothing or are refused.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+import typer
+
+from ..errors import ImpError
 from ..session import CACHE_TYPES
-from .llama_flags import Flag, flag, ignored, refused
+from .llama_flags import Flag, FlagError, flag, ignored, refused
 
 _NO_OFFLOAD = "layers and experts are placed by the runtime, the device is chosen with --device"
 _NO_SAMPLING = "nothing is sampled"
@@ -170,3 +180,41 @@ COMMON: list[Flag] = [
     *refused("use 'imp info'", "--list-devices"),
     *refused("use 'imp --install-completion'", "--completion-bash"),
 ]
+
+
+def exit_status(run: Callable[[], int]) -> int:
+    """What ``run`` returns; errors become one sentence on stderr and a status that is not 0."""
+    try:
+        return run()
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output is gone; without this, closing stdout fails once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        return _fail(f"{error.filename}: {error.strerror}" if error.filename else error)
+    except (FlagError, ImpError, MemoryError) as error:
+        return _fail(error)
+
+
+def _fail(sentence: object) -> int:
+    sys.stdout.flush()
+    print(f"error: {sentence}", file=sys.stderr)
+    return 1
+
+
+def add_command(
+    app: typer.Typer, name: str, main: Callable[[Sequence[str]], int], help: str
+) -> None:
+    """Add a command to ``imp`` that parses its own flags."""
+
+    @app.command(
+        name,
+        add_help_option=False,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+        help=help,
+    )
+    def command(context: typer.Context) -> None:
+        raise typer.Exit(main(context.args))

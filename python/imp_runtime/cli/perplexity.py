@@ -1,10 +1,9 @@
-"""`imp-perplexity`: perplexity and KL divergence of a GGUF model, with llama-perplexity's flags."""
+"""`imp-perplexity`: perplexity, KL divergence and task scores, with llama-perplexity's flags."""
 
 import os
-import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import typer
 
-from ..errors import ImpError
 from ..eval import (
     KldBase,
     KldOptions,
@@ -26,14 +24,14 @@ from ..eval.contracts import Int32
 from ..eval.kl_divergence import plan_kld
 from ..eval.kld_stats import MIN_COUNT_FOR_STATISTICS
 from . import perplexity_lines as lines
-from .llama_common import CACHE, COMMON
-from .llama_flags import FlagError, FlagTable, Meaning, Parsed, flag, refused, without
+from . import perplexity_tasks
+from .llama_common import CACHE, COMMON, add_command, exit_status
+from .llama_flags import FlagError, FlagTable, Meaning, Parsed, flag, without
+from .perplexity_input import read_text
 
 if TYPE_CHECKING:
     from ..session import Session
     from ..tokenizer import Tokenizer
-
-ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
 
 _PARALLEL = flag("-np,--parallel N", "windows per pass at most (default: those of -b)", type=int)
 FLAGS = FlagTable(
@@ -44,7 +42,7 @@ FLAGS = FlagTable(
         flag("-f,--file FNAME", "text to evaluate; one newline at its end is dropped"),
         flag("-bf,--binary-file FNAME", "text to evaluate, every byte of it"),
         flag("-p,--prompt PROMPT", "text to evaluate"),
-        flag("-e,--escape", r"replace \n, \r, \t, \', \" and \\ in the text", default=False),
+        flag("-e,--escape", r"replace \n, \r, \t, \', \", \\ and \xHH in the text", default=False),
         flag("--no-escape", "keep the text as it is (the default)", store=False, into="escape"),
         flag("-c,--ctx-size N", "tokens per window", type=int, default=512),
         flag(
@@ -64,15 +62,13 @@ FLAGS = FlagTable(
         flag("--kl-divergence", "compare with the file of --kl-divergence-base"),
         flag("-dev,--device auto|cpu|cuda|none", "where to run; none is cpu", default="auto"),
         *CACHE,
-        *refused(
-            "scoring of tasks is not there yet",
-            "--hellaswag",
-            "--hellaswag-tasks N",
-            "--winogrande",
-            "--winogrande-tasks N",
-            "--multiple-choice",
-            "--multiple-choice-tasks N",
+        *perplexity_tasks.FLAGS,
+        flag(
+            "--score-from N",
+            "score positions from N of each window on (default: half of -c)",
+            type=int,
         ),
+        flag("--dump FNAME", "npz file to write every scored position to"),
         *without(COMMON, [_PARALLEL]),
     ]
 )
@@ -85,55 +81,36 @@ SECTIONS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (default: of the process); returns the exit status."""
-    try:
-        parsed = FLAGS.parse(sys.argv[1:] if arguments is None else arguments)
-        if parsed["help"]:
-            print(FLAGS.help_text(SECTIONS))
-        elif parsed["version"]:
-            print(f"imp-runtime {metadata.version('imp-runtime')}")
-        else:
-            _run(parsed)
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        # The reader of our output is gone; without this, closing stdout fails once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except OSError as error:
-        return _fail(f"{error.filename}: {error.strerror}" if error.filename else error)
-    except (FlagError, ImpError, MemoryError) as error:
-        return _fail(error)
-    return 0
-
-
-def _fail(sentence: object) -> int:
-    sys.stdout.flush()
-    print(f"error: {sentence}", file=sys.stderr)
-    return 1
+    words = sys.argv[1:] if arguments is None else arguments
+    return exit_status(lambda: _run(FLAGS.parse(words)))
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to ``imp``; it parses its own flags."""
-
-    @app.command(
-        "perplexity",
-        add_help_option=False,
-        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-        help="Perplexity and KL divergence, with llama-perplexity's flags (-h lists them).",
+    help = (
+        "Perplexity, KL divergence and task scores, with llama-perplexity's flags (-h lists them)."
     )
-    def command(context: typer.Context) -> None:
-        raise typer.Exit(main(context.args))
+    add_command(app, "perplexity", main, help)
 
 
-def _run(parsed: Parsed) -> None:
+def _run(parsed: Parsed) -> int:
+    if parsed["help"]:
+        print(FLAGS.help_text(SECTIONS))
+        return 0
+    if parsed["version"]:
+        print(f"imp-runtime {metadata.version('imp-runtime')}")
+        return 0
     for note in parsed.notes:
         _log(f"note: {note}")
     _check(parsed)
-    if parsed["kl_divergence"]:
+    kind = perplexity_tasks.wanted_kind(parsed)
+    if kind is not None:
+        _run_tasks(parsed, kind)
+    elif parsed["kl_divergence"]:
         _run_kl_divergence(parsed)
     else:
         _run_perplexity(parsed)
+    return 0
 
 
 def _check(parsed: Parsed) -> None:
@@ -143,11 +120,26 @@ def _check(parsed: Parsed) -> None:
         raise FlagError(f"--ubatch-size is {parsed['ubatch_size']}, it must be at least 1")
     if parsed["kl_divergence"] and parsed["kl_divergence_base"] is None:
         raise FlagError("--kl-divergence needs the stored run: give it with --kl-divergence-base")
+    for key in ("score_from", "dump"):
+        if parsed["kl_divergence"] and parsed[key] is not None:
+            raise FlagError(f"--kl-divergence and --{key.replace('_', '-')} cannot be combined")
+
+
+def _run_tasks(parsed: Parsed, kind: perplexity_tasks.Kind) -> None:
+    tokenizer = load_tokenizer(parsed["model"])
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special=True)
+
+    def open_tasks(n_ctx: int, max_seqs: int) -> "AbstractContextManager[Session]":
+        return open_session(parsed, n_ctx, max_seqs)
+
+    perplexity_tasks.run(kind, parsed, encode, open_tasks, _n_threads(parsed), _log)
 
 
 def _run_perplexity(parsed: Parsed) -> None:
     name = "perplexity_v2" if parsed["ppl_stride"] else "perplexity"
-    text = _read_text(parsed)
+    text = read_text(parsed)
     tokenizer = load_tokenizer(parsed["model"])
     _log(f"{name}: tokenizing the input ..")
     tokens: Int32 = np.asarray(tokenizer.encode(text, add_special=True), np.int32)
@@ -159,11 +151,15 @@ def _run_perplexity(parsed: Parsed) -> None:
         stride=parsed["ppl_stride"],
         bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
         save_logits=_path(parsed["kl_divergence_base"]),
+        score_from=parsed["score_from"],
+        dump=_path(parsed["dump"]),
         n_threads=_n_threads(parsed),
     )
     plan = options.plan(len(tokens))
     if options.save_logits is not None:
         _log(f"{name}: saving all logits to {options.save_logits}")
+    if options.dump is not None:
+        _log(f"{name}: saving all scores to {options.dump}")
     if options.stride:
         _log(f"{name}: have {len(tokens)} tokens. Calculation chunk = {plan.n_ctx}")
     _log(
@@ -185,7 +181,7 @@ def _run_perplexity(parsed: Parsed) -> None:
     with open_session(parsed, plan.n_ctx, plan.together(parsed["ubatch_size"])) as session:
         result = perplexity(session, tokens, options, on_window)
     print(flush=True)
-    _log(lines.final_estimate(result))
+    _log(lines.final_estimate(result, options.score_from))
     print(flush=True)
     _log_speed(name, result.n_tokens, result.seconds, result.logits_sha256)
 
@@ -271,27 +267,6 @@ def open_session(parsed: Parsed, n_ctx: int, max_seqs: int = 1) -> "Iterator[Ses
                 f"kv cache {' '.join(types.values())}"
             )
             yield session
-
-
-def _read_text(parsed: Parsed) -> str:
-    sources = [key for key in ("prompt", "file", "binary_file") if key in parsed.given]
-    if len(sources) != 1:
-        given = " and ".join("--" + key.replace("_", "-") for key in sources) or "nothing"
-        raise FlagError(f"one text is needed (-f, -bf or -p), {given} is given")
-    if sources == ["prompt"]:
-        text: str = parsed["prompt"]
-    else:
-        path = parsed[sources[0]]
-        data = Path(path).read_bytes()
-        if sources == ["file"]:
-            data = data.removesuffix(b"\n")
-        try:
-            text = data.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise FlagError(f"{path} is not UTF-8 at byte {error.start} of {len(data)}") from None
-    if parsed["escape"]:
-        text = re.sub(r"\\([nrt'\"\\])", lambda match: ESCAPES[match[1]], text)
-    return text
 
 
 def _n_threads(parsed: Parsed) -> int:

@@ -61,9 +61,10 @@ def table_row(window: Window, plan: Plan, strided: bool) -> str:
     return f"{pass_start:8d}  {window.ppl:.4f}  {window.mean_nll:4f}  {window.uncertainty:4f}"
 
 
-def final_estimate(result: PerplexityResult) -> str:
-    """`Final estimate: PPL = 4.1234 +/- 0.12345`."""
-    return f"Final estimate: PPL = {result.ppl:.4f} +/- {result.uncertainty:.5f}"
+def final_estimate(result: PerplexityResult, score_from: int | None) -> str:
+    """`Final estimate: PPL = 4.1234 +/- 0.12345`, and the first position if it was chosen."""
+    where = "" if score_from is None else f", positions from {score_from} of each window"
+    return f"Final estimate: PPL = {result.ppl:.4f} +/- {result.uncertainty:.5f}{where}"
 
 
 def kld_row(index: int, totals: KldTotals) -> str:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from .contracts import Int32, TapSession
 from .errors import EvalError
+from .partial import partial_file
 
 # The state of every layer: what it read from the n-gram table, the mixer, the experts, their sum.
 DEFAULT_TAPS = (
@@ -113,14 +114,8 @@ def record(session: TapSession, tokens: Sequence[int] | Int32, label: str = "") 
 def save_run(run: TapRun, path: Path) -> None:
     """Store a run as an uncompressed .npz, beside its name first."""
     arrays: dict[str, Any] = {TOKENS_KEY: run.tokens, **run.taps}
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with open(partial, "wb") as file:
-            np.savez(file, **arrays)
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    with partial_file(path) as file:
+        np.savez(file, **arrays)
 
 
 def load_run(path: Path) -> TapRun:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from .contracts import Float32, Int32
 from .errors import EvalError, LogitsFileError
 from .numerics import for_each_block, row_max_and_sum_exp
+from .partial import partial_file
 from .windows import MAX_CONTEXT, MIN_CONTEXT
 
 UInt16 = npt.NDArray[np.uint16]
@@ -99,33 +100,23 @@ class KldWriter:
 def write_kld(path: Path, tokens: Int32, n_vocab: int, n_threads: int = 1) -> Iterator[KldWriter]:
     """Open a file for the windows ``tokens`` int32 [n_chunks, n_ctx]; it appears when complete.
 
-    The rows go to ``path`` + ``.partial``, which is renamed at the end or removed on an error.
-
     Raises:
         EvalError: if the disk is too small or rows are missing at the end.
         OSError: if the file cannot be written.
 
     """
     n_chunks, n_ctx = tokens.shape
-    partial = path.with_name(path.name + ".partial")
     needed = file_bytes(n_ctx, n_vocab, n_chunks)
-    with open(partial, "wb") as file:
-        try:
-            free = shutil.disk_usage(partial.parent).free
-            if needed > free:
-                raise EvalError(f"{path} needs {needed} bytes, the disk has {free} free")
-            file.write(MAGIC + np.array([n_ctx, n_vocab, n_chunks], "<i4").tobytes())
-            file.write(np.ascontiguousarray(tokens, "<i4").data)
-            writer = KldWriter(file, n_vocab, n_chunks * rows_per_window(n_ctx), n_threads)
-            yield writer
-            if writer.rows_left:
-                raise EvalError(f"{path} lacks {writer.rows_left} rows")
-            file.flush()
-            os.fsync(file.fileno())
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-    partial.replace(path)
+    with partial_file(path) as file:
+        free = shutil.disk_usage(path.parent).free
+        if needed > free:
+            raise EvalError(f"{path} needs {needed} bytes, the disk has {free} free")
+        file.write(MAGIC + np.array([n_ctx, n_vocab, n_chunks], "<i4").tobytes())
+        file.write(np.ascontiguousarray(tokens, "<i4").data)
+        writer = KldWriter(file, n_vocab, n_chunks * rows_per_window(n_ctx), n_threads)
+        yield writer
+        if writer.rows_left:
+            raise EvalError(f"{path} lacks {writer.rows_left} rows")
 
 
 @dataclass(frozen=True)

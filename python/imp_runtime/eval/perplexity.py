@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from .contracts import Float64, Int32, SessionLike
+from .dump import write_dump
 from .errors import EvalError
 from .kld import KldWriter, write_kld
 from .numerics import exp_or_inf, token_nll
@@ -32,6 +33,9 @@ class PerplexityOptions:
         bos_id: replaces the first token of each window, None if the model adds no BOS.
             Strided windows keep their token, as in llama-perplexity.
         save_logits: file for the log-probabilities (see `kld`), adjacent windows only.
+        score_from: first position of a window whose logits are scored, None for half of n_ctx;
+            adjacent windows only, and not with save_logits.
+        dump: file for the score of every position (see `dump`).
         n_threads: threads for the arithmetic on the logits.
 
     """
@@ -43,6 +47,8 @@ class PerplexityOptions:
     stride: int = 0
     bos_id: int | None = None
     save_logits: Path | None = None
+    score_from: int | None = None
+    dump: Path | None = None
     n_threads: int = 1
 
     def plan(self, n_tokens: int) -> Plan:
@@ -56,9 +62,14 @@ class PerplexityOptions:
             raise EvalError(f"--ppl-stride is {self.stride}, it must be 0 or more")
         if self.stride and self.save_logits is not None:
             raise EvalError("--ppl-stride and --kl-divergence-base cannot be combined")
+        if self.score_from is not None and (self.stride or self.save_logits is not None):
+            other = "--ppl-stride" if self.stride else "--kl-divergence-base"
+            raise EvalError(f"--score-from and {other} cannot be combined")
+        if self.dump is not None and self.dump == self.save_logits:
+            raise EvalError(f"--dump and --kl-divergence-base are both {self.dump}")
         if self.stride:
             return plan_strided(n_tokens, self.n_ctx, self.n_batch, self.chunks, self.stride)
-        plan = plan_windows(n_tokens, self.n_ctx, self.n_batch, self.chunks)
+        plan = plan_windows(n_tokens, self.n_ctx, self.n_batch, self.chunks, self.score_from)
         return limited(plan, self.n_parallel)
 
 
@@ -146,7 +157,7 @@ def perplexity(
     Raises:
         EvalError: if the text is too short, a size is out of range, a token lies outside the
             vocabulary, the evaluation fails or a logit is not finite.
-        OSError: if ``options.save_logits`` cannot be written.
+        OSError: if ``options.save_logits`` or ``options.dump`` cannot be written.
 
     """
     text = np.ascontiguousarray(tokens, np.int32)
@@ -160,6 +171,9 @@ def perplexity(
     began = time.perf_counter()
     with ExitStack() as stack:
         writer = _open_writer(stack, options, plan, text, n_vocab)
+        dump = None
+        if options.dump is not None:
+            dump = stack.enter_context(write_dump(options.dump, text, plan, options.n_threads))
         bos_id = options.bos_id if not options.stride else None
         window_began = began
         parts: list[Float64] = []
@@ -170,6 +184,8 @@ def perplexity(
             parts.append(nll)
             if writer is not None:
                 writer.write(logits)
+            if dump is not None:
+                dump.add(index, position, logits, targets, nll)
             if index == plan.n_chunks - 1:
                 digest = hashlib.sha256(logits[-1].tobytes()).hexdigest()
             if position + len(logits) < plan.n_ctx - 1:

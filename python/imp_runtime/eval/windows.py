@@ -64,8 +64,10 @@ def check_sizes(n_ctx: int, n_batch: int, chunks: int) -> None:
         raise EvalError("--chunks is 0, it must be at least 1, or negative for all")
 
 
-def plan_windows(n_tokens: int, n_ctx: int, n_batch: int, chunks: int) -> Plan:
-    """Adjacent windows of ``n_ctx`` tokens, the second half of each scored.
+def plan_windows(
+    n_tokens: int, n_ctx: int, n_batch: int, chunks: int, score_from: int | None = None
+) -> Plan:
+    """Adjacent windows of ``n_ctx`` tokens, scored from a position on (None: the second half).
 
     Raises:
         EvalError: if a size is out of range or the text is shorter than two windows.
@@ -76,7 +78,10 @@ def plan_windows(n_tokens: int, n_ctx: int, n_batch: int, chunks: int) -> Plan:
     available = n_tokens // n_ctx
     n_chunks = available if chunks < 0 else min(chunks, available)
     n_seq = max(1, n_batch // n_ctx)
-    return Plan(n_ctx, n_chunks, n_ctx, n_ctx // 2, min(n_batch, n_seq * n_ctx), n_seq)
+    first = n_ctx // 2 if score_from is None else score_from
+    if not 0 <= first <= n_ctx - 2:
+        raise EvalError(f"--score-from is {first}, it must be 0 to {n_ctx - 2} in {n_ctx} tokens")
+    return Plan(n_ctx, n_chunks, n_ctx, first, min(n_batch, n_seq * n_ctx), n_seq)
 
 
 def plan_strided(n_tokens: int, n_ctx: int, n_batch: int, chunks: int, stride: int) -> Plan:

@@ -143,7 +143,7 @@ def test_stored_run_compares_with_itself(use_model, text: str, tmp_path: Path, c
         (["-m", "m", "-p", "a", "-ub", "0"], "--ubatch-size is 0, it must be at least 1"),
         (["-m", "m", "-p", "a", "-ctk", "q4_0"], "-ctk is 'q4_0', it must be one of f32, f16,"),
         (["-m", "m", "-p", "a", "-ctv", "iq4_nl"], "-ctv is 'iq4_nl', it must be one of f32"),
-        (["-m", "m", "-p", "a", "--hellaswag"], "--hellaswag is not supported: scoring of tasks"),
+        (["-m", "m", "-p", "a", "-b", "0"], "--batch-size is 0, it must be at least 1"),
         (["-m", "m", "-p", "a", "--rope-scale", "2"], "--rope-scale is not supported: it would"),
         (["-m", "m", "-p", "a", "--device", "tpu"], "--device is 'tpu', it must be one of auto"),
         (["-m", "m", "--kl-divergence"], "--kl-divergence needs the stored run"),

@@ -116,8 +116,10 @@ def _run(parsed: Parsed) -> int:
 def _check(parsed: Parsed) -> None:
     if parsed["model"] is None:
         raise FlagError("--model is required")
-    if parsed["ubatch_size"] < 1:
-        raise FlagError(f"--ubatch-size is {parsed['ubatch_size']}, it must be at least 1")
+    for key in ("batch_size", "ubatch_size"):
+        if parsed[key] < 1:
+            name = key.replace("_", "-")
+            raise FlagError(f"--{name} is {parsed[key]}, it must be at least 1")
     if parsed["kl_divergence"] and parsed["kl_divergence_base"] is None:
         raise FlagError("--kl-divergence needs the stored run: give it with --kl-divergence-base")
     for key in ("score_from", "dump"):

@@ -30,6 +30,7 @@ HEADER_BYTES = 20
 HEADER_WORDS = 4  # uint16 words of a row before its q: two float32
 CLIP_NATS = np.float32(16)
 LEVELS = np.float32(65535)
+MAX_LOG_PROB = 1e-3  # 0, and room for rounding
 
 
 def row_words(n_vocab: int) -> int:
@@ -189,13 +190,15 @@ class KldBase:
         """``count`` stored rows of a window from its row ``first`` on (default: all).
 
         Raises:
-            LogitsFileError: if a row's scale or minimum is not a number it can have.
+            LogitsFileError: if a row's scale or minimum is not a number it can have, or makes a
+                probability larger than 1.
 
         """
         stop = None if count is None else first + count
         words = self._words[chunk, first:stop]
         header = words[:, :HEADER_WORDS].copy().view("<f4")
-        fine = np.isfinite(header).all(axis=1) & (header[:, 0] >= 0)
+        top = header.astype(np.float64) @ [LEVELS, 1]
+        fine = np.isfinite(header).all(axis=1) & (header[:, 0] >= 0) & (top <= MAX_LOG_PROB)
         if not fine.all():
             row = int(np.flatnonzero(~fine)[0])
             raise LogitsFileError(

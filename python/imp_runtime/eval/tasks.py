@@ -165,6 +165,8 @@ def run_tasks(
         EvalError: if the evaluation fails or a logit is not finite, naming the tasks.
 
     """
+    if n_batch < 1:
+        raise EvalError(f"--batch-size is {n_batch}, it must be at least 1")
     began = time.perf_counter()
     step_tokens = min(n_batch, session.n_ubatch)
     n_right = n_endings = n_tokens = 0

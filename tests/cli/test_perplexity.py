@@ -116,6 +116,21 @@ def test_a_strided_run_works_with_the_default_batch(use_model, tmp_path: Path, c
     assert final and final[1] == re.findall(r"\]([0-9.]+),", out)[-1]
 
 
+def test_positions_from_one_on_and_their_file(use_model, text: str, tmp_path: Path, capfd) -> None:
+    use_model()
+    path = str(tmp_path / "scores.npz")
+    flags = ["-m", "m", "-f", text, "-c", "16", "--score-from", "3", "--dump", path]
+    assert cli.main(flags) == 0
+    err = capfd.readouterr().err
+    stored = np.load(path)
+    assert len(stored["nll"]) == 17 * 12 and set(stored["position"]) == set(range(3, 15))
+    ppl = f"{np.exp(stored['nll'].mean()):.4f}"
+    assert re.search(
+        rf"Final estimate: PPL = {ppl} \+/- [0-9.]+, positions from 3 of each window\n", err
+    )
+    assert f"perplexity: saving all scores to {path}\n" in err
+
+
 def test_stored_run_compares_with_itself(use_model, text: str, tmp_path: Path, capfd) -> None:
     use_model()
     base = str(tmp_path / "base.kld")
@@ -146,6 +161,30 @@ def test_stored_run_compares_with_itself(use_model, text: str, tmp_path: Path, c
         (["-m", "m", "-p", "a", "-b", "0"], "--batch-size is 0, it must be at least 1"),
         (["-m", "m", "-p", "a", "--rope-scale", "2"], "--rope-scale is not supported: it would"),
         (["-m", "m", "-p", "a", "--device", "tpu"], "--device is 'tpu', it must be one of auto"),
+        (
+            ["-m", "m", "-p", "short text", "-c", "4", "--score-from", "3"],
+            "--score-from is 3, it must be 0 to 2 in 4 tokens",
+        ),
+        (
+            ["-m", "m", "-p", "short text", "--score-from", "3", "--ppl-stride", "2"],
+            "--score-from and --ppl-stride cannot be combined",
+        ),
+        (
+            ["-m", "m", "-p", "short text", "--score-from", "3", "--save-all-logits", "x"],
+            "--score-from and --kl-divergence-base cannot be combined",
+        ),
+        (
+            ["-m", "m", "-p", "short text", "--dump", "x", "--save-all-logits", "x"],
+            "--dump and --kl-divergence-base are both x",
+        ),
+        (
+            ["-m", "m", "--kl-divergence", "--kl-divergence-base", "x", "--dump", "y"],
+            "--kl-divergence and --dump cannot be combined",
+        ),
+        (
+            ["-m", "m", "--kl-divergence", "--kl-divergence-base", "x", "--score-from", "1"],
+            "--kl-divergence and --score-from cannot be combined",
+        ),
         (["-m", "m", "--kl-divergence"], "--kl-divergence needs the stored run"),
         (["-m", "m", "--kl-divergence", "--kl-divergence-base", "absent"], "absent: No such file"),
     ],

@@ -169,7 +169,15 @@ def test_damaged_files(data: bytes, message: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [(0, float("nan")), (0, float("inf")), (0, -1.0), (4, float("nan")), (4, float("-inf"))],
+    [
+        (0, float("nan")),
+        (0, float("inf")),
+        (0, -1.0),
+        (0, 1e-2),
+        (4, float("nan")),
+        (4, float("-inf")),
+        (4, 1e-2),
+    ],
 )
 def test_damaged_rows(field: int, value: float, tmp_path: Path) -> None:
     path = tmp_path / "bad.kld"

@@ -12,6 +12,7 @@ from imp_runtime.cli import diff as diff_cli
 from imp_runtime.cli import perplexity as cli
 from imp_runtime.convert import ConvertOptions, convert
 from imp_runtime.eval import PerplexityOptions, perplexity
+from imp_runtime.eval.tasks import MAX_SEQS, common_prefix, ending_task, run_tasks
 from imp_runtime.model import Model
 from imp_runtime.session import Session
 from imp_runtime.tokenizer import Tokenizer
@@ -97,6 +98,31 @@ def test_windows_share_steps(gguf: Path, text: str, tmp_path: Path, capfd) -> No
         outs[-1] += (capfd.readouterr()[0],)
     assert outs == outs[:1] * 4
     assert len({f.read_bytes() for f in files}) == 1
+
+
+def test_task_scores_are_those_of_whole_texts(gguf: Path) -> None:
+    """Shared beginnings and shared steps change nothing."""
+    text = TOKENS.tolist()
+    tasks = [
+        ending_task(
+            f"task {i}",
+            [text[40 * i : 40 * i + 25] + text[at : at + 4 + i] for at in (40 * i + 25, 900, 1700)],
+            frozenset([0]),
+        )
+        for i in range(6)
+    ]
+    with (
+        Model.load(gguf) as model,
+        Session(model, n_ctx=64, max_seqs=MAX_SEQS, n_ubatch=48) as session,
+    ):
+        results = list(run_tasks(session, tasks))
+        for task, result in zip(tasks, results, strict=True):
+            first = common_prefix(task.sequences)
+            for tokens, score in zip(task.sequences, result.scores, strict=True):
+                with session.open() as sequence:
+                    nll = sequence.score(tokens)
+                assert score == pytest.approx(-nll[first - 1 :].mean(), rel=1e-14)  # sum's order
+    assert results[-1].n_right >= 4  # the text's own continuation
 
 
 def test_diff_of_a_model_and_its_stored_run(gguf: Path, tmp_path: Path) -> None:

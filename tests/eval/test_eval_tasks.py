@@ -220,6 +220,7 @@ def test_winogrande_files() -> None:
         ("0,a b,c,d,1", "the sentence has no _"),
         ("0,a _ b,,d,1", "choice 1 is empty"),
         ("0,a _ b,c,,1", "choice 2 is empty"),
+        ("0,a _ b,c,c,1", "both choices are 'c'"),
         ("0,a _ b,c,d,3", "the answer is '3', it must be 1 or 2"),
         ("0,a _ b,c,d,", "the answer is ''"),
     ],

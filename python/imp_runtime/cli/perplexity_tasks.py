@@ -160,9 +160,9 @@ def run(
     """
     tasks = kind.load(parsed, encode, log)
     n_ctx = longest(tasks, parsed["ctx_size"])
-    if kind.header:
-        print(kind.header, flush=True)
     with open_session(n_ctx, MAX_SEQS) as session:
+        if kind.header:
+            print(kind.header, flush=True)
         for result in run_tasks(session, tasks, parsed["batch_size"], n_threads):
             print(kind.row(result, tasks[result.index]), flush=True)
     print(flush=True)

@@ -50,8 +50,8 @@ def parse_winogrande(text: str) -> list[WinograndeTask]:
     """The tasks of a file's text, in order; empty lines are skipped.
 
     Raises:
-        EvalError: if there is none, a field is missing, the sentence has no gap, a choice is empty
-            or the answer is neither 1 nor 2.
+        EvalError: if there is none, a field is missing, the sentence has no gap, a choice is empty,
+            both are equal, or the answer is neither 1 nor 2.
 
     """
     tasks: list[WinograndeTask] = []
@@ -75,6 +75,8 @@ def _parse(name: str, line: str) -> WinograndeTask:
         raise EvalError(f"{name}: the sentence has no {GAP}")
     if not one or not two:
         raise EvalError(f"{name}: choice {1 if not one else 2} is empty")
+    if one == two:
+        raise EvalError(f"{name}: both choices are {one!r}")
     if answer.strip() not in ANSWERS:
         raise EvalError(f"{name}: the answer is {answer.strip()!r}, it must be 1 or 2")
     return WinograndeTask(name, before, after, (one, two), ANSWERS.index(answer.strip()))

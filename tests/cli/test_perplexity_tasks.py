@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from imp_runtime.cli import perplexity as cli
-from imp_runtime.eval.tasks import MAX_SEQS
+from imp_runtime.eval.tasks import DEFAULT_PARALLEL, MAX_PARALLEL, sequences_needed
 from tests.cli.test_perplexity import Tokenizer, assert_same_lines
 from tests.eval import bigram, forking, task_data
 
@@ -62,7 +62,7 @@ def test_prints_what_llama_perplexity_prints(name: str, use_model, tmp_path: Pat
         rf"\w+_score: \d+ tokens in [\d.]+ s, [\d.]+ tokens/s, {n_rows} tasks", speed
     )
     ((n_ctx, max_seqs),) = opened
-    assert 20 < n_ctx < 120 and max_seqs == MAX_SEQS
+    assert 20 < n_ctx < 120 and max_seqs == sequences_needed(DEFAULT_PARALLEL)
 
 
 def test_the_last_winogrande_task_is_not_lost(use_model, tmp_path: Path, capfd) -> None:
@@ -72,6 +72,18 @@ def test_the_last_winogrande_task_is_not_lost(use_model, tmp_path: Path, capfd) 
         path.write_text("0,the _ ran,fox,dog,1\n1,the _ fell,dog,fox,2" + ending)
         assert cli.main(["-m", "m", "-f", str(path), "--winogrande"]) == 0
         assert len(capfd.readouterr().out.split()) == 2 * 6
+
+
+@pytest.mark.parametrize("n_parallel", [1, 3, MAX_PARALLEL])
+def test_any_number_of_endings_at_once(n_parallel, use_model, tmp_path: Path, capfd) -> None:
+    opened = use_model()
+    path = tmp_path / "tasks"
+    path.write_text(task_data.hellaswag(9))
+    outs = []
+    for flags in ([], ["-np", str(n_parallel)]):
+        assert cli.main(["-m", "m", "-f", str(path), "--hellaswag", *flags]) == 0
+        outs.append(capfd.readouterr().out)
+    assert outs[0] == outs[1] and opened[1][1] == sequences_needed(n_parallel)
 
 
 def test_one_task_has_no_error_bars(use_model, tmp_path: Path, capfd) -> None:
@@ -107,6 +119,8 @@ def test_one_task_has_no_error_bars(use_model, tmp_path: Path, capfd) -> None:
         ("--hellaswag -f absent", "absent: No such file or directory"),
         ("--hellaswag -f {tasks} -c 4", "tokens, a context of 4 allows 16: raise it with -c"),
         ("--hellaswag -f {tasks} -c 0", "--ctx-size is 0, it must be at least 1"),
+        ("--hellaswag -f {tasks} -np 0", "--parallel is 0, it must be 1 to 1024"),
+        (f"--hellaswag -f {{tasks}} -np {MAX_PARALLEL + 1}", "--parallel is 1025, it must be 1 to"),
         ("--hellaswag -f {tasks} -b 0", "--batch-size is 0, it must be at least 1"),
     ],
 )

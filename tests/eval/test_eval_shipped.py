@@ -12,7 +12,7 @@ from imp_runtime.cli import diff as diff_cli
 from imp_runtime.cli import perplexity as cli
 from imp_runtime.convert import ConvertOptions, convert
 from imp_runtime.eval import PerplexityOptions, perplexity
-from imp_runtime.eval.tasks import MAX_SEQS, common_prefix, ending_task, run_tasks
+from imp_runtime.eval.tasks import common_prefix, ending_task, run_tasks, sequences_needed
 from imp_runtime.model import Model
 from imp_runtime.session import Session
 from imp_runtime.tokenizer import Tokenizer
@@ -113,7 +113,7 @@ def test_task_scores_are_those_of_whole_texts(gguf: Path) -> None:
     ]
     with (
         Model.load(gguf) as model,
-        Session(model, n_ctx=64, max_seqs=MAX_SEQS, n_ubatch=48) as session,
+        Session(model, n_ctx=64, max_seqs=sequences_needed(16), n_ubatch=48) as session,
     ):
         results = list(run_tasks(session, tasks))
         for task, result in zip(tasks, results, strict=True):

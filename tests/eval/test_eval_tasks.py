@@ -22,12 +22,13 @@ from imp_runtime.eval.multiple_choice import (
 )
 from imp_runtime.eval.tasks import (
     CONTEXTS,
-    MAX_SEQS,
+    DEFAULT_PARALLEL,
     Query,
     Task,
     ending_task,
     longest,
     run_tasks,
+    sequences_needed,
 )
 from imp_runtime.eval.winogrande import parse_winogrande, prepare_winogrande, select_winogrande
 from tests.eval import forking, task_data
@@ -66,12 +67,16 @@ def some_tasks(n: int) -> list[Task]:
     return tasks
 
 
-@pytest.mark.parametrize(("n_ubatch", "n_batch"), [(512, 2048), (512, 7), (3, 2048), (1, 1)])
-def test_scores_are_those_of_whole_texts(n_ubatch: int, n_batch: int) -> None:
+@pytest.mark.parametrize(
+    ("n_ubatch", "n_batch", "n_parallel"),
+    [(512, 2048, 16), (512, 7, 16), (3, 2048, 5), (1, 1, 1), (4096, 4096, 1024)],
+)
+def test_scores_are_those_of_whole_texts(n_ubatch: int, n_batch: int, n_parallel: int) -> None:
     session = forking.Session(logits, n_ubatch)
     tasks = some_tasks(23)
     n_right = n_endings = 0
-    for task, result in zip(tasks, run_tasks(session, tasks, n_batch), strict=True):
+    results = run_tasks(session, tasks, n_batch, n_parallel=n_parallel)
+    for task, result in zip(tasks, results, strict=True):
         first = max(1, next(query.position + 1 for query in task.queries))
         expected = [
             np.mean([log_p(tokens, at) for at in range(first, len(tokens))])
@@ -82,7 +87,7 @@ def test_scores_are_those_of_whole_texts(n_ubatch: int, n_batch: int) -> None:
         n_endings += len(expected)
         assert (result.n_right, result.n_endings) == (n_right, n_endings)
     assert 0 < n_right < len(tasks)
-    assert not session.open_sequences and session.most_open <= MAX_SEQS
+    assert not session.open_sequences and session.most_open <= sequences_needed(n_parallel)
     assert max(session.steps) <= min(n_ubatch, n_batch)
 
 
@@ -344,4 +349,6 @@ def test_as_many_answers_as_allowed() -> None:
     (task,) = select_multiple_choice(MultipleChoiceFile(data), 0)
     session = forking.Session(logits)
     (result,) = run_tasks(session, [prepare_multiple_choice(task, encode)])
-    assert len(result.scores) == MAX_ANSWERS and session.most_open <= MAX_SEQS
+    assert len(result.scores) == MAX_ANSWERS and session.most_open <= sequences_needed(
+        DEFAULT_PARALLEL
+    )

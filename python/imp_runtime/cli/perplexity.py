@@ -23,6 +23,7 @@ from ..eval import (
 from ..eval.contracts import Int32
 from ..eval.kl_divergence import plan_kld
 from ..eval.kld_stats import MIN_COUNT_FOR_STATISTICS
+from ..eval.tasks import DEFAULT_PARALLEL
 from . import perplexity_lines as lines
 from . import perplexity_tasks
 from .llama_common import CACHE, COMMON, add_command, exit_status
@@ -33,7 +34,12 @@ if TYPE_CHECKING:
     from ..session import Session
     from ..tokenizer import Tokenizer
 
-_PARALLEL = flag("-np,--parallel N", "windows per pass at most (default: those of -b)", type=int)
+_PARALLEL = flag(
+    "-np,--parallel N",
+    "windows per pass at most (default: those of -b), or endings of tasks at once "
+    f"(default: {DEFAULT_PARALLEL})",
+    type=int,
+)
 FLAGS = FlagTable(
     [
         flag("-h,--help,--usage", "print this and exit"),

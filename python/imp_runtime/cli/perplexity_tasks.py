@@ -6,7 +6,15 @@ from dataclasses import dataclass
 
 from ..eval import hellaswag, multiple_choice, winogrande
 from ..eval.contracts import ForkSession
-from ..eval.tasks import MAX_SEQS, Encode, Task, TaskResult, longest, run_tasks
+from ..eval.tasks import (
+    DEFAULT_PARALLEL,
+    Encode,
+    Task,
+    TaskResult,
+    longest,
+    run_tasks,
+    sequences_needed,
+)
 from . import task_lines as lines
 from .llama_flags import Flag, FlagError, Parsed, flag
 from .perplexity_input import read_binary, read_text
@@ -160,10 +168,11 @@ def run(
     """
     tasks = kind.load(parsed, encode, log)
     n_ctx = longest(tasks, parsed["ctx_size"])
-    with open_session(n_ctx, MAX_SEQS) as session:
+    n_parallel = DEFAULT_PARALLEL if parsed["parallel"] is None else parsed["parallel"]
+    with open_session(n_ctx, sequences_needed(n_parallel)) as session:
         if kind.header:
             print(kind.header, flush=True)
-        for result in run_tasks(session, tasks, parsed["batch_size"], n_threads):
+        for result in run_tasks(session, tasks, parsed["batch_size"], n_threads, n_parallel):
             print(kind.row(result, tasks[result.index]), flush=True)
     print(flush=True)
     for line in kind.final(result):

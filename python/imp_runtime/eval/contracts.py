@@ -61,31 +61,12 @@ class SessionLike(Protocol):
 class ForkSequence(SequenceLike, Protocol):
     """A sequence that others can go on from."""
 
-    @property
-    def id(self) -> int:
-        """Its handle in a step."""
-
     def fork(self) -> "ForkSequence":
         """An independent copy."""
 
 
-class StepCore(Protocol):
-    """What runs steps."""
-
-    def step(self, requests: Any) -> Float32:
-        """Logits float32 [outputs, n_vocab] of [(sequence id, int32 tokens, first output)]."""
-
-
-class ForkSession(Protocol):
-    """A session whose steps hold several sequences."""
-
-    @property
-    def n_ubatch(self) -> int:
-        """Tokens of one step at most."""
-
-    @property
-    def core(self) -> StepCore:
-        """Runs the steps."""
+class ForkSession(SessionLike, Protocol):
+    """A session whose sequences can be forked."""
 
     def open(self) -> ForkSequence:
         """A new, empty sequence."""

@@ -16,10 +16,11 @@ from .contracts import Float64, ForkSequence, ForkSession, Int32
 from .errors import EvalError
 from .numerics import token_nll
 
-# Sequences open at the same time; each holds a whole recurrent state.
-TASKS_AT_ONCE = 4
-ENDINGS_AT_ONCE = 16
-MAX_SEQS = TASKS_AT_ONCE + ENDINGS_AT_ONCE
+# Endings evaluated at once; each is a sequence that holds a whole recurrent state.
+DEFAULT_PARALLEL = 16
+MAX_PARALLEL = 1024
+# Endings for each task whose beginning is kept meanwhile.
+ENDINGS_PER_TASK = 4
 # llama.cpp gives the tasks this many contexts of -c tokens together.
 CONTEXTS = 4
 MIN_TOKENS = 2
@@ -156,23 +157,43 @@ def longest(tasks: Sequence[Task], n_ctx: int) -> int:
     return length
 
 
-def run_tasks(
-    session: ForkSession, tasks: Sequence[Task], n_batch: int = 2048, n_threads: int = 1
-) -> Iterator[TaskResult]:
-    """Score tasks in order; a session with ``MAX_SEQS`` sequences, none open, is needed.
+def sequences_needed(n_parallel: int) -> int:
+    """Sequences that `run_tasks` opens at the same time.
 
     Raises:
-        EvalError: if the evaluation fails or a logit is not finite, naming the tasks.
+        EvalError: if ``n_parallel`` is out of range.
+
+    """
+    if not 1 <= n_parallel <= MAX_PARALLEL:
+        raise EvalError(f"--parallel is {n_parallel}, it must be 1 to {MAX_PARALLEL}")
+    return n_parallel + -(-n_parallel // ENDINGS_PER_TASK)
+
+
+def run_tasks(
+    session: ForkSession,
+    tasks: Sequence[Task],
+    n_batch: int = 2048,
+    n_threads: int = 1,
+    n_parallel: int = DEFAULT_PARALLEL,
+) -> Iterator[TaskResult]:
+    """Score tasks in order, ``n_parallel`` endings at once.
+
+    The session needs room for ``sequences_needed(n_parallel)`` sequences.
+
+    Raises:
+        EvalError: if a number is out of range, the evaluation fails or a logit is not finite,
+            naming the tasks.
 
     """
     if n_batch < 1:
         raise EvalError(f"--batch-size is {n_batch}, it must be at least 1")
+    n_group = sequences_needed(n_parallel) - n_parallel
     began = time.perf_counter()
     step_tokens = min(n_batch, session.n_ubatch)
     n_right = n_endings = n_tokens = 0
-    for start in range(0, len(tasks), TASKS_AT_ONCE):
-        group = tasks[start : start + TASKS_AT_ONCE]
-        nll, evaluated = _run_group(session, group, step_tokens, n_threads)
+    for start in range(0, len(tasks), n_group):
+        group = tasks[start : start + n_group]
+        nll, evaluated = _run_group(session, group, step_tokens, n_threads, n_parallel)
         n_tokens += evaluated
         for index, (task, values) in enumerate(zip(group, nll, strict=True), start):
             endings = [query.ending for query in task.queries]
@@ -199,7 +220,11 @@ class _Work:
 
 
 def _run_group(
-    session: ForkSession, group: Sequence[Task], step_tokens: int, n_threads: int
+    session: ForkSession,
+    group: Sequence[Task],
+    step_tokens: int,
+    n_threads: int,
+    n_parallel: int,
 ) -> tuple[list[Float64], int]:
     """-log p of every query, float64 [queries] per task, and the number of tokens evaluated."""
     nll = [np.empty(len(task.queries)) for task in group]
@@ -221,9 +246,9 @@ def _run_group(
         trunks = list(opened)
         run([_trunk(*each) for each in zip(trunks, group, nll, strict=True)])
         todo = [(i, which) for i, task in enumerate(group) for which in range(len(task.sequences))]
-        for start in range(0, len(todo), ENDINGS_AT_ONCE):
+        for start in range(0, len(todo), n_parallel):
             works = []
-            for i, which in todo[start : start + ENDINGS_AT_ONCE]:
+            for i, which in todo[start : start + n_parallel]:
                 opened.append(trunks[i].fork())
                 works.append(_branch(opened[-1], group[i], which, nll[i]))
             run(works)

@@ -1,5 +1,6 @@
 """The file of --dump, and which positions --score-from scores."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -98,3 +99,18 @@ def test_nothing_is_evaluated_if_the_file_cannot_be_written(tmp_path: Path) -> N
     with pytest.raises(FileNotFoundError):
         perplexity(run, TEXT, PerplexityOptions(n_ctx=16, dump=tmp_path / "absent" / "scores.npz"))
     assert not run.calls
+
+
+def test_the_example_of_the_documentation(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    (code,) = re.findall(
+        r"```python\n(.*?)```", (repository / "docs" / "measuring.md").read_text("utf-8"), re.S
+    )
+    monkeypatch.chdir(tmp_path)
+    for variant, name in enumerate(("a.npz", "b.npz")):
+        run = bigram.Session(bigram.Model(bigram.table(33, variant)))
+        perplexity(run, TEXT, PerplexityOptions(n_ctx=16, dump=Path(name)))
+    exec(compile(code, "example", "exec"), {"__name__": "example"})
+    *rows, last = capsys.readouterr().out.splitlines()
+    assert len(rows) == 10 and re.fullmatch(r"same top token: \d+\.\d\d%", last)

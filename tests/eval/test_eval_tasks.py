@@ -127,6 +127,13 @@ def test_equal_scores(last_wins: bool, chosen: int) -> None:
     assert (result.chosen, result.n_right) == (chosen, 1 - chosen)
 
 
+def test_queries_come_in_any_order() -> None:
+    tokens = [3, 1, 4, 1, 5]
+    queries = [Query(0, at, tokens[at + 1], 0) for at in (3, 1, 2)]
+    (result,) = run_tasks(forking.Session(logits), [Task("t", [tokens, [3]], queries, frozenset())])
+    np.testing.assert_allclose(result.scores, mean_log_p(tokens, 2, 5), rtol=1e-6)
+
+
 def test_errors_name_the_tasks_and_close_all() -> None:
     session = forking.Session(lambda history: logits(history) * (math.nan if 7 in history else 1))
     fine, bad = [[1, 2, 3], [1, 2, 4]], [[1, 7, 3], [1, 7, 4]]
@@ -271,9 +278,18 @@ def test_winogrande_skips_the_choice_where_four_tokens_part() -> None:
     np.testing.assert_allclose(scores, [log_p(one, 6), log_p(two, 6)], rtol=1e-6)
 
 
-def test_winogrande_without_a_trailing_text_scores_the_choices() -> None:
-    (one, two), scores = winogrande_scores("0,so _,Anna,Bobby,1")
-    expected = [mean_log_p(one, 3, len(one) - 1), mean_log_p(two, 3, len(two) - 1)]
+@pytest.mark.parametrize(
+    ("line", "parted", "first_of_one"),
+    [("0,so _,Anna,Bobby,1", 3, 3), ("0,so _er on,tough,to,1", 5, 8)],
+)
+def test_winogrande_scores_from_the_first_difference(
+    line: str, parted: int, first_of_one: int
+) -> None:
+    """Nothing follows the choices; or the first choice begins with the second."""
+    (one, two), scores = winogrande_scores(line)
+    rest = [log_p(two, at) for at in range(parted + 1, len(two) - 1)]
+    of_two = np.mean([log_p([*one, 0], len(one), two[parted]), *rest])
+    expected = [mean_log_p(one, first_of_one, len(one) - 1), of_two]
     np.testing.assert_allclose(scores, expected, rtol=1e-6)
 
 

@@ -5,12 +5,13 @@ inside double quotes do not separate, quotes around the sentence are dropped, al
 
 Scores follow llama.cpp: the mean log-probability of what comes after the choice, without the last
 token. Where one of the sentences has no more than three tokens from their first difference on, the
-choices count too, and then, as in llama.cpp, where a comment calls it wrong, the first of the
-second choice's tokens is predicted from the end of the first sentence. Equal scores answer 2.
+choices count too. Where the second sentence's score begins at the first difference, its first token
+is predicted from the end of the first sentence, as in llama.cpp, where a comment calls that wrong.
+Equal scores answer 2.
 
-Three things differ, where llama.cpp loses data or divides by zero: the last line of a file counts
-even if no newline follows it (llama-perplexity drops a file's last task with -f, not with -bf), a
-line that is no task is an error, and tokens that count are never behind the end.
+Three things differ, where llama.cpp loses data or reads outside its arrays: the last line of a file
+counts even if no newline follows it (llama-perplexity drops a file's last task with -f, not with
+-bf), a line that is no task is an error, and scores begin between the first difference and the end.
 """
 
 import re
@@ -107,7 +108,7 @@ def prepare_winogrande(task: WinograndeTask, encode: Encode) -> Task:
             first = behind if parted < behind < len(sequence) else parted
         stop = len(sequence) - (len(sequence) - first > 1)
         queries += [Query(which, at - 1, sequence[at], which) for at in range(first, stop)]
-        if which == 1 and not skip_choice:
+        if which == 1 and first == parted:
             at_end = Query(0, len(sequences[0]) - 1, sequence[first], 1)
             queries[-(stop - first)] = at_end
     return Task(task.name, sequences, queries, frozenset([task.answer]), last_wins=True)

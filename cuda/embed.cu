@@ -7,30 +7,31 @@
 namespace imp::cuda {
 namespace {
 
-// A block per token; a thread decodes units of the row and writes them to every stream.
+// A thread decodes a unit of a token's row and writes it to every stream. grid (tokens, units)
+constexpr int embed_threads = 64;
 template <class F, bool Whole>
-__global__ void __launch_bounds__(block_threads)
+__global__ void __launch_bounds__(embed_threads)
     embed_kernel(const Matrix table, const std::int32_t* tokens, std::int64_t streams, float* y) {
   const int hidden = static_cast<int>(table.cols);
   const Row row = row_of(table, tokens[blockIdx.x]);
   float* out = y + blockIdx.x * streams * hidden;
-  for (int u = threadIdx.x; u < (hidden + unit_elems - 1) / unit_elems; u += block_threads) {
-    float v[unit_elems];
-    if constexpr (Whole) {
-      const typename F::Raw raw = F::load(row, u);
-      F::decode(raw, v);
-      if constexpr (F::scaled)
-        for (int i = 0; i < unit_elems; ++i) v[i] *= F::factor(raw);
-    } else {
-      for (int i = 0; i < unit_elems && u * unit_elems + i < hidden; ++i)
-        v[i] = F::one(row.data, u * unit_elems + i);
-    }
+  const int u = blockIdx.y * embed_threads + threadIdx.x;
+  if (u >= div_up(hidden, unit_elems)) return;
+  float v[unit_elems];
+  if constexpr (Whole) {
+    const typename F::Raw raw = F::load(row, u);
+    F::decode(raw, v);
+    if constexpr (F::scaled)
+      for (int i = 0; i < unit_elems; ++i) v[i] *= F::factor(raw);
+  } else {
+    for (int i = 0; i < unit_elems && u * unit_elems + i < hidden; ++i)
+      v[i] = F::one(row.data, u * unit_elems + i);
+  }
 #pragma unroll
-    for (int i = 0; i < unit_elems; ++i) {
-      const int at = i < 4 ? F::first(u) + i : F::second(u) + i - 4;
-      if (at >= hidden) continue;
-      for (std::int64_t s = 0; s < streams; ++s) out[s * hidden + at] = v[i] * table.scale;
-    }
+  for (int i = 0; i < unit_elems; ++i) {
+    const int at = i < 4 ? F::first(u) + i : F::second(u) + i - 4;
+    if (at >= hidden) continue;
+    for (std::int64_t s = 0; s < streams; ++s) out[s * hidden + at] = v[i] * table.scale;
   }
 }
 
@@ -70,12 +71,13 @@ __global__ void table_rows_kernel(DType type, const std::byte* rows, std::int64_
   if (i < n) y[i] = scale * stored_element(type, rows + i / dim * row_bytes, i % dim);
 }
 
-__global__ void __launch_bounds__(block_threads)
-    gather_kernel(const float* x, const std::int32_t* outputs, std::int64_t cols, float* y) {
+// A thread per element. grid (outputs, columns)
+__global__ void gather_kernel(const float* x, const std::int32_t* outputs, std::int64_t cols,
+                              float* y) {
+  const std::int64_t from = outputs[blockIdx.x] * cols;
   begin();
-  const float* from = x + outputs[blockIdx.x] * cols;
-  for (std::int64_t i = threadIdx.x; i < cols; i += block_threads)
-    y[blockIdx.x * cols + i] = from[i];
+  const std::int64_t i = blockIdx.y * static_cast<std::int64_t>(block_threads) + threadIdx.x;
+  if (i < cols) y[blockIdx.x * cols + i] = x[from + i];
 }
 
 }  // namespace
@@ -89,17 +91,18 @@ void run(const Feed& op, const Context& c) {
 // The first of a step: launched plainly, so that the step before has ended.
 void run(const EmbedStreams& op, const Context& c) {
   const Matrix& table = c.matrix(op.table);
-  const auto rows = static_cast<unsigned>(c.rows(op.y));
-  if (rows == 0) return;
+  const dim3 grid(static_cast<unsigned>(c.rows(op.y)),
+                  static_cast<unsigned>(div_up(table.cols, unit_elems * embed_threads)));
+  if (grid.x == 0) return;
   with_format(table.type, [&]<class F>(F) {
     if constexpr (!F::blocks)
       if (!whole_units(table)) {
         embed_kernel<F, false>
-            <<<rows, block_threads, 0, c.stream>>>(table, c.step.tokens, op.streams, c.f32(op.y));
+            <<<grid, embed_threads, 0, c.stream>>>(table, c.step.tokens, op.streams, c.f32(op.y));
         return;
       }
     embed_kernel<F, true>
-        <<<rows, block_threads, 0, c.stream>>>(table, c.step.tokens, op.streams, c.f32(op.y));
+        <<<grid, embed_threads, 0, c.stream>>>(table, c.step.tokens, op.streams, c.f32(op.y));
   });
   check_launch("EmbedStreams");
 }
@@ -114,9 +117,9 @@ void run(const NgramRows& op, const Context& c) {
 }
 
 void run(const GatherOutputs& op, const Context& c) {
-  const auto rows = static_cast<unsigned>(c.rows(op.y));
-  if (rows == 0) return;
-  launch(gather_kernel, rows, block_threads, 0, c.stream, c.f32(op.x), c.step.outputs, c.cols(op.x),
+  const dim3 grid(static_cast<unsigned>(c.rows(op.y)), blocks_for(c.cols(op.x)));
+  if (grid.x == 0) return;
+  launch(gather_kernel, grid, block_threads, 0, c.stream, c.f32(op.x), c.step.outputs, c.cols(op.x),
          c.f32(op.y));
 }
 

@@ -19,15 +19,17 @@ struct GateArgs {
 };
 
 // One block per stream of a token.
-__global__ void __launch_bounds__(block_threads) ngram_gate_kernel(const GateArgs a) {
+constexpr int gate_threads = 640;
+__global__ void __launch_bounds__(gate_threads) ngram_gate_kernel(const GateArgs a) {
   begin();
   const std::int64_t at = blockIdx.x * static_cast<std::int64_t>(a.n);
   const std::int64_t gains = blockIdx.x % a.streams * a.n;
   const float* v = a.v + blockIdx.x / a.streams * a.n;
   const auto total = [&](auto element) {
     float sum = 0;
-    for (int i = threadIdx.x; i < a.n; i += block_threads) sum += element(i);
-    return block_sum<block_threads>(sum);
+#pragma unroll 4
+    for (int i = threadIdx.x; i < a.n; i += gate_threads) sum += element(i);
+    return block_sum<gate_threads>(sum);
   };
   const auto inverse_rms = [&](float squares) {
     return 1.0f / sqrtf(squares / static_cast<float>(a.n) + a.eps);
@@ -42,7 +44,8 @@ __global__ void __launch_bounds__(block_threads) ngram_gate_kernel(const GateArg
   const float sign = u > 0 ? 1.0f : u < 0 ? -1.0f : u;  // 0 stays 0, NaN stays NaN
   const float gate = sigmoid(sign * sqrtf(fmaxf(fabsf(u), ngram_gate_floor)));
   const float n = inverse_rms(total([&](int i) { return gate * v[i] * (gate * v[i]); }));
-  for (int i = threadIdx.x; i < a.n; i += block_threads) {
+#pragma unroll 4
+  for (int i = threadIdx.x; i < a.n; i += gate_threads) {
     a.value[at + i] = gate * v[i];
     a.normed[at + i] = gate * v[i] * n * a.w_conv[gains + i];
   }
@@ -81,7 +84,7 @@ __global__ void ngram_conv_kernel(const DilatedArgs a) {
 void run(const NgramGate& op, const Context& c) {
   const std::int64_t parts = c.rows(op.r) * op.streams;
   if (parts == 0) return;
-  launch(ngram_gate_kernel, static_cast<unsigned>(parts), block_threads, 0, c.stream,
+  launch(ngram_gate_kernel, static_cast<unsigned>(parts), gate_threads, 0, c.stream,
          GateArgs{c.f32(op.r), c.f32(op.key), c.f32(op.v), c.vector(op.w_key), c.vector(op.w_query),
                   c.vector(op.w_conv), c.f32(op.value), c.f32(op.n), op.streams,
                   static_cast<int>(c.cols(op.v)), op.eps});

@@ -7,18 +7,21 @@
 namespace imp::cuda {
 namespace {
 
+constexpr int norm_threads = 640;
+
 // One block per group of a row.
-__global__ void __launch_bounds__(block_threads)
+__global__ void __launch_bounds__(norm_threads)
     group_norm_kernel(const float* x, const float* w, float* y, std::int64_t groups, int n,
                       float eps) {
   begin();
   const std::int64_t at = blockIdx.x * static_cast<std::int64_t>(n);
   const float* gains = w + blockIdx.x % groups * n;
   float squares = 0;
-  for (int i = threadIdx.x; i < n; i += block_threads)
-    squares = fmaf(x[at + i], x[at + i], squares);
-  const float r = 1.0f / sqrtf(block_sum<block_threads>(squares) / static_cast<float>(n) + eps);
-  for (int i = threadIdx.x; i < n; i += block_threads) y[at + i] = x[at + i] * r * gains[i];
+#pragma unroll 4
+  for (int i = threadIdx.x; i < n; i += norm_threads) squares = fmaf(x[at + i], x[at + i], squares);
+  const float r = 1.0f / sqrtf(block_sum<norm_threads>(squares) / static_cast<float>(n) + eps);
+#pragma unroll 4
+  for (int i = threadIdx.x; i < n; i += norm_threads) y[at + i] = x[at + i] * r * gains[i];
 }
 
 __global__ void residual_mix_kernel(const float* n, const float* gate, float* x,
@@ -46,7 +49,6 @@ __global__ void residual_inject_kernel(float* r, const float* y, const float* s,
 
 // A block per stream of a row: injects, then norms what it wrote. Threads keep up to `kept`
 // elements; longer streams are read again.
-constexpr int norm_threads = 640;
 __global__ void __launch_bounds__(norm_threads)
     inject_norm_kernel(float* r, const float* y, const float* s, const float* w, float* n,
                        std::int64_t streams, int hidden, float eps) {
@@ -167,7 +169,7 @@ void run(const InjectNorm& op, const Context& c) {
 void run(const GroupNorm& op, const Context& c) {
   const std::int64_t parts = c.rows(op.x) * op.groups;
   if (parts == 0) return;
-  launch(group_norm_kernel, static_cast<unsigned>(parts), block_threads, 0, c.stream, c.f32(op.x),
+  launch(group_norm_kernel, static_cast<unsigned>(parts), norm_threads, 0, c.stream, c.f32(op.x),
          c.vector(op.w), c.f32(op.y), op.groups, static_cast<int>(c.cols(op.x) / op.groups),
          op.eps);
 }

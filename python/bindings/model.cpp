@@ -199,6 +199,9 @@ void bind_model(nb::module_& m) {
           "Random weights of a released shape, such as 'flash-next:layers=4,experts=64'. Without "
           "on_host most of them exist on the device alone.")
       .def_prop_ro("path", [](const imp::Model& x) { return x.path(); })
+      .def_prop_ro(
+          "gguf", [](const imp::Model& x) -> const imp::gguf::Gguf& { return x.file(); },
+          nb::rv_policy::reference_internal, "The file, or the header of a synthetic model.")
       .def_prop_ro("arch", [](const imp::Model& x) { return x.hparams().arch; })
       .def_prop_ro("vocab_size", [](const imp::Model& x) { return x.hparams().vocab; })
       .def_prop_ro("context_length", [](const imp::Model& x) { return x.hparams().context_length; })

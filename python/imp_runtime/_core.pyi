@@ -108,6 +108,10 @@ class Model:
     @property
     def path(self) -> str: ...
     @property
+    def gguf(self) -> Gguf:
+        """The file, or the header of a synthetic model."""
+
+    @property
     def arch(self) -> str: ...
     @property
     def vocab_size(self) -> int: ...

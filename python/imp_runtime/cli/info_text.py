@@ -1,24 +1,14 @@
 """The lines that `imp info` prints."""
 
-from collections.abc import Iterable
 from typing import Any
 
 from imp_runtime.gguf import Description, SequenceCost
+from imp_runtime.units import size, table
 
 CONTEXTS = (4096, 32768)
 """Tokens for which the memory of a sequence is shown, beside the model's longest."""
 LINE = 100
 """Characters of a key's value without --keys."""
-
-
-def size(n_bytes: int) -> str:
-    """1234567 -> `1.23 MB`."""
-    value, unit = float(n_bytes), "B"
-    for bigger in ("kB", "MB", "GB", "TB"):
-        if value < 999.5:
-            break
-        value, unit = value / 1000, bigger
-    return f"{n_bytes} B" if unit == "B" else f"{value:.3g} {unit}"
 
 
 def count(n: int) -> str:
@@ -34,19 +24,6 @@ def count(n: int) -> str:
 def printable(text: str) -> str:
     """Text of a file for one line of a terminal: control characters are escaped."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
-def table(rows: Iterable[tuple[str, ...]], right: frozenset[int]) -> list[str]:
-    """Aligned columns; those in `right` to the right."""
-    cells = list(rows)
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if i in right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in cells
-    ]
 
 
 def summary_lines(d: Description) -> list[str]:

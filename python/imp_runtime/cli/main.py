@@ -10,7 +10,18 @@ import typer
 
 from imp_runtime.errors import ImpError
 
-COMMANDS = ("convert", "info", "run", "tokenize", "perplexity", "bench", "diff")
+COMMANDS = (
+    "convert",
+    "info",
+    "plan",
+    "run",
+    "tokenize",
+    "perplexity",
+    "bench",
+    "diff",
+    "trace",
+    "sim",
+)
 
 app = typer.Typer(
     name="imp",

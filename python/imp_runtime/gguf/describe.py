@@ -147,7 +147,7 @@ def describe(path: str | os.PathLike[str]) -> Description:
     file = _core.Gguf.open(path)
     keys: dict[str, Any] = file.keys()
     arch = _text(keys, "general.architecture")
-    tensors = tuple(_tensors(file, keys, arch))
+    tensors = tuple(tensors_of(file, keys, arch))
     tokens = keys.get("tokenizer.ggml.tokens")
     experts = positive(keys, f"{arch}.expert_count") or 0
     return Description(
@@ -178,7 +178,8 @@ def _text(keys: Mapping[str, Any], key: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _tensors(file: _core.Gguf, keys: Mapping[str, Any], arch: str) -> Iterable[Tensor]:
+def tensors_of(file: _core.Gguf, keys: Mapping[str, Any], arch: str) -> Iterable[Tensor]:
+    """Every tensor and what it is for."""
     infos = file.tensors()
     layers = positive(keys, f"{arch}.block_count")
     mtp = positive(keys, f"{arch}.nextn_predict_layers")

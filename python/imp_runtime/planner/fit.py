@@ -1,0 +1,313 @@
+"""Fits a model into a machine: experts take what is left, context and batch shrink first."""
+
+from __future__ import annotations
+
+from imp_runtime.errors import ImpError
+from imp_runtime.expert_sim import predict
+from imp_runtime.planner.machine import Machine
+from imp_runtime.planner.sizes import ModelSizes
+from imp_runtime.planner.speed import decode_speed
+from imp_runtime.planner.types import Part, Plan, Request, Tier
+from imp_runtime.units import gib
+
+USUAL_CONTEXT = 32768
+LEAST_CONTEXT = 2048
+"""An automatic context is not made smaller than this."""
+START_TOKENS = 4096
+"""Cache of a sequence at start; it grows towards the context."""
+USUAL_UBATCH = 512
+LEAST_UBATCH = 64
+"""An automatic n_ubatch is not made smaller than this."""
+HEADROOM_BYTES = 1 << 30
+"""Half of it is the CUDA context; the rest graphs, tables of the cache and fragments."""
+WORKSPACE_VALUES = 12
+"""fp32 values a token of a step for each residual channel: activations need 5.8 of them (measured
+on the released shape), kernels' own buffers the rest."""
+MAX_PARALLEL = 65536
+MAX_CTX = 1 << 30
+
+
+def plan(model: ModelSizes, machine: Machine, request: Request | None = None) -> Plan:
+    """Decide what goes where.
+
+    Args:
+        model: sizes of the parts.
+        machine: limits and bandwidths.
+        request: what is wanted; None = everything is chosen.
+
+    Returns:
+        The plan; pure, nothing is measured or loaded.
+
+    Raises:
+        ImpError: a number is out of range, or memory is too small for the least that the request
+            allows (naming both numbers).
+    """
+    fit = _Fit(model, machine, request or Request())
+    return fit.on_device() if machine.vram_bytes else fit.on_cpu(())
+
+
+class _Fit:
+    """Numbers that shrink while the plan is made."""
+
+    def __init__(self, model: ModelSizes, machine: Machine, request: Request):
+        self.model, self.machine, self.request = model, machine, request
+        _check(model, machine, request)
+        self.n_ctx = request.n_ctx or min(USUAL_CONTEXT, model.context_length)
+        self.n_ubatch = request.n_ubatch or min(USUAL_UBATCH, self.n_ctx)
+        self.steps: list[str] = []
+        rows = request.parallel
+        self.pairs = model.expert_layers * model.experts
+        self.least_slots = model.expert_layers * min(model.experts, model.experts_used * rows)
+
+    @property
+    def kv_most(self) -> int:
+        return self.n_ctx * self.request.parallel
+
+    @property
+    def kv_start(self) -> int:
+        return min(self.n_ctx, START_TOKENS) * self.request.parallel
+
+    def parts(self, kv_tokens: int) -> list[Part]:
+        """VRAM beside the experts."""
+        m, r = self.model, self.request
+        headroom = HEADROOM_BYTES if r.headroom_bytes is None else r.headroom_bytes
+        outputs = r.parallel * m.vocab * 4
+        found = [
+            Part("dense weights", m.dense_bytes),
+            Part("token embedding", m.embedding_bytes if r.embedding_in_vram else 0),
+            Part("states", m.row_bytes * r.parallel),
+            Part("keys and values", m.cache_bytes(kv_tokens)),
+            Part("workspace", self.n_ubatch * m.channels * 4 * WORKSPACE_VALUES + outputs),
+            Part("headroom", headroom),
+        ]
+        return [part for part in found if part.bytes]
+
+    def needed(self, slots: int) -> int:
+        """VRAM with the cache at its most."""
+        return sum(p.bytes for p in self.parts(self.kv_most)) + slots * self.model.blob_bytes
+
+    def on_device(self) -> Plan:
+        vram = self.machine.vram_bytes
+        wanted = self.n_ctx
+        if not self._whole_model() and self.needed(self.least_slots) > vram:
+            self._shrink()
+        least = self.needed(self.least_slots)
+        if least > vram:
+            raise ImpError(
+                f"{self.model.name}: at least {least} bytes of VRAM are needed ({gib(least)}: "
+                f"{self._listing()}), {vram} may be used ({gib(vram)})"
+            )
+        if self.n_ctx < wanted and not self.steps:
+            self.steps.append(
+                f"context {wanted} -> {self.n_ctx}: with it all {self.pairs} experts fit in VRAM"
+            )
+        if self.needed(self.pairs) <= vram and self.request.expert_share == 1.0:
+            return self._plan(Tier.VRAM, self.pairs, self.pairs, self.kv_most)
+        store = self.model.expert_bytes
+        if store <= self.machine.ram_bytes:
+            return self._cached(Tier.PINNED)
+        reason = (
+            f"{store} bytes of experts cannot be pinned ({gib(store)}), "
+            f"{self.machine.ram_bytes} may be used ({gib(self.machine.ram_bytes)})"
+        )
+        if self.request.pageable:
+            self.steps.append(f"{reason}: they are staged from pageable memory")
+            return self._cached(Tier.PAGEABLE)
+        return self.on_cpu((*self.steps, f"{reason}: everything runs on the CPU"))
+
+    def _whole_model(self) -> bool:
+        """Take a smaller automatic context if with it no expert has to stay outside."""
+        if self.request.n_ctx is None and self.request.expert_share == 1.0:
+            for n_ctx in _halves(self.n_ctx, min(LEAST_CONTEXT * 4, self.n_ctx)):
+                before, self.n_ctx = self.n_ctx, n_ctx
+                if self.needed(self.pairs) <= self.machine.vram_bytes:
+                    return True
+                self.n_ctx = before
+        return self.needed(self.pairs) <= self.machine.vram_bytes
+
+    def _listing(self) -> str:
+        parts = [f"{p.name} {gib(p.bytes)}" for p in self.parts(self.kv_most)]
+        experts = gib(self.least_slots * self.model.blob_bytes)
+        return ", ".join([*parts, f"{self.least_slots} expert slots {experts}"])
+
+    def _shrink(self) -> None:
+        """Context first, then the prefill step, as far as the request leaves them open."""
+        vram = self.machine.vram_bytes
+        for what, least, open_ in (
+            ("n_ctx", LEAST_CONTEXT, self.request.n_ctx is None),
+            ("n_ubatch", LEAST_UBATCH, self.request.n_ubatch is None),
+        ):
+            before, over = getattr(self, what), self.needed(self.least_slots) - vram
+            if over <= 0 or not open_:
+                continue
+            for value in _halves(before, min(least, before)):
+                setattr(self, what, value)
+                if self.needed(self.least_slots) <= vram:
+                    break
+            after = getattr(self, what)
+            if after != before:
+                name = "context" if what == "n_ctx" else what
+                self.steps.append(
+                    f"{name} {before} -> {after}: with {before} the least number of expert slots "
+                    f"({self.least_slots}) needs {over} bytes more than there are"
+                )
+
+    def _cached(self, tier: Tier) -> Plan:
+        m, vram = self.model, self.machine.vram_bytes
+
+        def slots(kv_tokens: int) -> int:
+            left = vram - sum(p.bytes for p in self.parts(kv_tokens))
+            return min(self.pairs, int(left * self.request.expert_share) // m.blob_bytes)
+
+        start, least = slots(self.kv_start), slots(self.kv_most)
+        if least < self.least_slots:  # a share that leaves too few
+            raise ImpError(
+                f"{m.name}: a cache share of {self.request.expert_share} leaves {least} expert "
+                f"slots, a step of {self.request.parallel} tokens needs {self.least_slots}"
+            )
+        return self._plan(tier, start, least, self.kv_start)
+
+    def _plan(self, tier: Tier, slots: int, least: int, kv_start: int) -> Plan:
+        m, r = self.model, self.request
+        parts = self.parts(kv_start)
+        if slots:
+            parts.append(Part("experts", slots * m.blob_bytes))
+        outside = slots < self.pairs
+        where = "pinned experts" if tier is Tier.PINNED else "experts"
+        ram = [Part(where, m.expert_bytes)] if outside else []
+        if m.embedding_bytes and not r.embedding_in_vram:
+            ram.append(Part("mapped token embedding", m.embedding_bytes))
+        per_layer = slots / m.expert_layers if m.expert_layers else 0.0
+        distinct, hits = 0.0, 1.0
+        if m.expert_layers:
+            distinct, hits = predict(
+                experts=m.experts,
+                used=m.experts_used,
+                per_layer=per_layer,
+                rows=r.parallel,
+                policy=r.policy,
+            )
+            hits = hits if outside else 1.0
+        missed = distinct * (1 - hits) * m.expert_layers * m.blob_bytes
+        return Plan(
+            model=m.name,
+            tier=tier,
+            slots=slots,
+            slots_least=least,
+            slots_per_layer=per_layer,
+            experts=self.pairs,
+            n_ctx=self.n_ctx,
+            parallel=r.parallel,
+            n_ubatch=self.n_ubatch,
+            kv_tokens_start=kv_start,
+            kv_tokens_most=self.kv_most,
+            policy=r.policy,
+            vram=tuple(parts),
+            vram_limit=self.machine.vram_bytes,
+            ram=tuple(ram),
+            ram_limit=self.machine.ram_bytes,
+            table_bytes=m.table_bytes,
+            steps=tuple(self.steps),
+            distinct=distinct,
+            hit_rate=hits,
+            pcie_bytes_per_token=missed / r.parallel,
+            speed=decode_speed(m, self.machine, r.parallel, tier, distinct, hits),
+        )
+
+    def on_cpu(self, steps: tuple[str, ...]) -> Plan:
+        """Weights stay in the page cache; states and caches must fit in RAM."""
+        m, r = self.model, self.request
+        self.steps = list(steps)
+        ram = self.machine.ram_bytes
+
+        def parts() -> tuple[Part, ...]:
+            return (
+                Part("states", m.row_bytes * r.parallel),
+                Part("keys and values", m.cache_bytes(self.kv_most)),
+                Part(
+                    "workspace",
+                    self.n_ubatch * m.channels * 4 * WORKSPACE_VALUES + r.parallel * m.vocab * 4,
+                ),
+            )
+
+        def total() -> int:
+            return sum(p.bytes for p in parts())
+
+        before = self.n_ctx
+        if r.n_ctx is None:
+            for self.n_ctx in _halves(before, min(LEAST_CONTEXT, before)):
+                if total() <= ram:
+                    break
+        if total() > ram:
+            raise ImpError(
+                f"{m.name}: at least {total()} bytes of RAM are needed beside the weights, "
+                f"{ram} may be used"
+            )
+        if self.n_ctx != before:
+            self.steps.append(f"context {before} -> {self.n_ctx}: its cache must fit in RAM")
+        weights = m.dense_bytes + m.embedding_bytes + m.expert_bytes
+        if weights + total() > ram:
+            self.steps.append(
+                f"{weights} bytes of weights do not stay in {ram} bytes of RAM beside the caches: "
+                "they are read from disk again and again, and the predicted speed is not reached"
+            )
+        distinct = 0.0
+        if m.expert_layers:
+            full = float(m.experts)
+            distinct, _ = predict(
+                experts=m.experts,
+                used=m.experts_used,
+                per_layer=full,
+                rows=r.parallel,
+                policy=r.policy,
+            )
+        return Plan(
+            model=m.name,
+            tier=Tier.CPU,
+            slots=0,
+            slots_least=0,
+            slots_per_layer=0.0,
+            experts=self.pairs,
+            n_ctx=self.n_ctx,
+            parallel=r.parallel,
+            n_ubatch=self.n_ubatch,
+            kv_tokens_start=self.kv_most,
+            kv_tokens_most=self.kv_most,
+            policy=r.policy,
+            vram=(),
+            vram_limit=self.machine.vram_bytes,
+            ram=parts(),
+            ram_limit=ram,
+            table_bytes=m.table_bytes,
+            steps=tuple(self.steps),
+            distinct=distinct,
+            hit_rate=0.0,
+            pcie_bytes_per_token=0.0,
+            speed=decode_speed(m, self.machine, r.parallel, Tier.CPU, distinct, 0.0),
+        )
+
+
+def _halves(value: int, least: int) -> list[int]:
+    """value, value / 2, ... down to `least`, which is the last."""
+    out = []
+    while value > least:
+        out.append(value)
+        value //= 2
+    return [*out, least]
+
+
+def _check(model: ModelSizes, machine: Machine, request: Request) -> None:
+    for name, value, most in (
+        ("context", request.n_ctx, min(MAX_CTX, model.context_length)),
+        ("parallel sequences", request.parallel, MAX_PARALLEL),
+        ("n_ubatch", request.n_ubatch, MAX_PARALLEL),
+    ):
+        if value is not None and not 1 <= value <= most:
+            raise ImpError(f"{name} is {value}, it must be from 1 to {most}")
+    if not 0 < request.expert_share <= 1:
+        raise ImpError(f"cache share is {request.expert_share}, it must be above 0 and at most 1")
+    if min(machine.vram_bytes, machine.ram_bytes, request.headroom_bytes or 0) < 0:
+        raise ImpError("a limit of memory is below 0")
+    rates = (machine.vram_bandwidth, machine.pcie_bandwidth, machine.ram_bandwidth)
+    if min(rates) <= 0:
+        raise ImpError(f"a bandwidth is {min(rates)} bytes/s, it must be above 0")

@@ -17,7 +17,7 @@ WARM_UP_SHARE = 0.25
 MAX_PLANTED_IDS = 1 << 28
 """Expert ids of a planted trace at most."""
 _PREDICTION = {"layers": 8, "tokens": 2048, "seed": 1}
-_MOST_ROWS = 256  # of a prediction: larger steps want about every expert as well
+_MOST_ROWS = 256  # of a prediction; larger steps count as such
 
 
 @dataclass(frozen=True)

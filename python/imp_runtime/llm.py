@@ -18,6 +18,7 @@ from imp_runtime.engine import Engine, Event, Request, deadline_of, is_last, too
 from imp_runtime.errors import ImpError
 from imp_runtime.generation import Chunk, FinishReason, Generation, TokenLogProb
 from imp_runtime.model import Model
+from imp_runtime.placement import Limits
 from imp_runtime.prefix_cache import PrefixCache
 from imp_runtime.sampling import SamplingParams
 from imp_runtime.session import ONE_CONTEXT, Session
@@ -93,6 +94,7 @@ class LLM:
         cache_type_v: str = "f32",
         progress: Callable[[int, int], None] | None = None,
         ngram_scale: float | None = None,
+        limits: Limits | None = None,
     ) -> None:
         """Load a model file.
 
@@ -110,6 +112,7 @@ class LLM:
             cache_type_v: of the values.
             progress: called with (bytes read, bytes in all).
             ngram_scale: see Model.load.
+            limits: see Model.load.
 
         Raises:
             ImpError: the file cannot be run, or memory is too small.
@@ -118,7 +121,9 @@ class LLM:
             raise ImpError(f"n_parallel is {n_parallel}, at least 1 needed")
         if cache_dir is not None and not prefix_cache:
             raise ImpError("cache_dir without prefix_cache: 0 bytes are kept")
-        model = Model.load(path, device=device, progress=progress, ngram_scale=ngram_scale)
+        model = Model.load(
+            path, device=device, progress=progress, ngram_scale=ngram_scale, limits=limits
+        )
         types = (cache_type_k, cache_type_v)
         kept = _cache_entries(model, prefix_cache, types) if prefix_cache else 0
         session = Session(

@@ -9,20 +9,33 @@ from typing import Any
 
 from imp_runtime import _core
 from imp_runtime.errors import ImpError
+from imp_runtime.placement import Limits, choose_device
+from imp_runtime.planner.sizes import ModelSizes, sizes_of
 
 _PREFETCH_BYTES = 256 << 20
 """Bytes read between two calls of `progress`."""
-_BESIDE_WEIGHTS_BYTES = 4 << 30
-"""Device memory that "auto" wants for caches, states and activations."""
 
 
 class Model:
     """Weights of one GGUF file, mapped into memory and shared by any number of sessions."""
 
-    def __init__(self, core: _core.Model, device: str = "cpu"):
+    def __init__(
+        self,
+        core: _core.Model,
+        device: str = "auto",
+        limits: Limits | None = None,
+        routing: str = "model",
+    ):
         self._core: _core.Model | None = core
-        self.device = device
+        self.limits = limits or Limits()
+        """What its sessions may take of the machine."""
+        self.routing = routing
+        """Who chooses experts, if a session does not say: see Session."""
+        self.device, why = choose_device(device, self.sizes, self.limits)
         """What runs its sessions: "cpu" or "cuda"."""
+        self._own_notes = [why] if why else []
+        if routing != "model":
+            self._own_notes.append(f"routing: planted ({routing})")
 
     @classmethod
     def load(
@@ -32,26 +45,26 @@ class Model:
         device: str = "auto",
         progress: Callable[[int, int], None] | None = None,
         ngram_scale: float | None = None,
+        limits: Limits | None = None,
     ) -> Model:
         """Map and check a model file.
 
         Args:
             path: a GGUF file, or the first shard of a split one.
             device: "auto", "cpu" or "cuda": what runs its sessions. "cuda" is refused with the
-                reason where it cannot be used; "auto" takes it where it can and the weights fit.
+                reason where it cannot be used; "auto" takes it where it can and the plan fits,
+                with all experts in its memory or a cache of them.
             progress: called with (bytes read, bytes in all) while the weights are read into the
                 page cache; without it they are read as they are needed. The n-gram table is never
                 read ahead.
             ngram_scale: factor of the n-gram table, for files whose converter lost it.
+            limits: what may be taken of the machine; None = what is free.
 
         Raises:
             ImpError: the file is damaged, incomplete, of an architecture imp does not run, or the
                 device is not there.
         """
-        if device != "auto":
-            device = choose_device(device)
-        core = _core.Model.load(os.fspath(path), ngram_scale or 0.0)
-        model = cls(core, choose_device(device, core.resident_bytes))
+        model = cls(_core.Model.load(os.fspath(path), ngram_scale or 0.0), device, limits)
         if progress is not None:
             total = model.resident_bytes
             for begin in range(0, total, _PREFETCH_BYTES):
@@ -61,19 +74,30 @@ class Model:
         return model
 
     @classmethod
-    def synthetic(cls, spec: str, *, device: str = "auto") -> Model:
+    def synthetic(
+        cls,
+        spec: str,
+        *,
+        device: str = "auto",
+        limits: Limits | None = None,
+        routing: str = "model",
+    ) -> Model:
         """Random weights of a released shape, made in memory: for speeds and tests.
 
         Args:
             spec: "flash-next", or with other numbers "flash-next:layers=4,experts=64,vocab=32000,
                 table=65536,seed=2".
-            device: as for load(); on CUDA the weights are made in its memory alone.
+            device: as for load(); on CUDA the weights are made where they are kept.
+            limits: as for load().
+            routing: of its sessions: random weights route uniformly, "prose" like text.
 
         Raises:
             ImpError: a spec that cannot be read, too little memory, or no such device.
         """
-        device = choose_device(device)
-        return cls(_core.Model.synthetic(spec, on_host=device == "cpu"), device)
+        model = cls(_core.Model.synthetic(spec, on_host=False), device, limits, routing)
+        if model.device == "cpu":
+            model._core = _core.Model.synthetic(spec, on_host=True)
+        return model
 
     @property
     def core(self) -> _core.Model:
@@ -125,7 +149,13 @@ class Model:
     @property
     def notes(self) -> list[str]:
         """What the loader had to decide by itself."""
-        return self.core.notes
+        return [*self.core.notes, *self._own_notes]
+
+    def sizes(self, cache_type_k: str = "f32", cache_type_v: str = "f32") -> ModelSizes:
+        """Bytes of its parts, for plans; the types are those of a session's cache."""
+        return sizes_of(
+            self.core.gguf, self.path, cache_type_k=cache_type_k, cache_type_v=cache_type_v
+        )
 
     def close(self) -> None:
         """Drop this handle; the memory goes with the last session that uses it."""
@@ -136,27 +166,3 @@ class Model:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def choose_device(device: str, weight_bytes: int | None = None) -> str:
-    """The device by name, "cpu" or "cuda".
-
-    "auto" is CUDA where it can be used and has room for the weights and what goes beside them, else
-    the CPU, also where the size is not known.
-
-    Raises:
-        ImpError: the device cannot run a model here.
-    """
-    if device == "cpu":
-        return "cpu"
-    info = _core.system_info()
-    if device == "auto":
-        fits = weight_bytes is not None and (
-            weight_bytes + _BESIDE_WEIGHTS_BYTES <= info["cuda_free_bytes"]
-        )
-        return "cuda" if info["cuda_usable"] and fits else "cpu"
-    if device == "cuda":
-        if not info["cuda_usable"]:
-            raise ImpError(f"device cuda: {info['cuda_detail']}")
-        return "cuda"
-    raise ImpError(f"device '{device}': auto, cpu or cuda")

@@ -12,6 +12,8 @@ import numpy.typing as npt
 from imp_runtime import _core
 from imp_runtime.errors import ImpError
 from imp_runtime.model import Model
+from imp_runtime.placement import plan_session
+from imp_runtime.planner.types import Plan, Tier
 from imp_runtime.snapshot import Snapshot
 
 TokenIds = Items[int] | npt.NDArray[np.int32]
@@ -43,7 +45,7 @@ class Session:
         rollback_tokens: int = 0,
         cache_type_k: str = "f32",
         cache_type_v: str = "f32",
-        routing: str | npt.NDArray[np.uint16] = "model",
+        routing: str | npt.NDArray[np.uint16] | None = None,
         expert_slots: int | None = None,
         expert_policy: str = "lru",
         ram_limit: int = 0,
@@ -70,13 +72,14 @@ class Session:
                 "bf16" take half the memory, "q8_0" about a quarter, and round what is stored. The
                 keys of the block indexer are fp32 always.
             cache_type_v: the same for values.
-            routing: who chooses experts: "model"; for benchmarks "prose" or "uniform" (planted ids
-                that follow a hit curve, whatever the router says), or recorded ids, uint16
-                [tokens, layers, k], from the start again after the last.
+            routing: who chooses experts, None = as the model says: "model"; for benchmarks "prose"
+                or "uniform" (planted ids that follow a hit curve, whatever the router says), or
+                recorded ids, uint16 [tokens, layers, k], from the start again after the last.
             expert_slots: CUDA: experts of all layers together that device memory holds; the others
-                stay in pinned host memory. None = all of them are in device memory.
-            expert_policy: who makes room: "lru" (per layer), "pool" (all layers share), and with
-                decayed counts and admission "lrfu[:half_life]" or "pool-lrfu[:half_life]".
+                stay in pinned host memory. None = as planned within the model's limits.
+            expert_policy: of expert_slots; who makes room: "lru" (per layer), "pool" (all layers
+                share), and with decayed counts and admission "lrfu[:half_life]" or
+                "pool-lrfu[:half_life]".
             ram_limit: bytes of pinned memory at most; 0 = what the machine has.
 
         Raises:
@@ -85,6 +88,25 @@ class Session:
         """
         self.model = model
         self.vocab_size = model.vocab_size  # stays when the model's handle is closed
+        self.plan: Plan | None = None
+        """Where everything is, on CUDA unless expert_slots were given."""
+        if model.device == "cuda" and expert_slots is None:
+            tokens = n_ctx if cache_tokens == ONE_CONTEXT else cache_tokens
+            self.plan = plan_session(
+                model.sizes(cache_type_k, cache_type_v),
+                model.limits.machine(),
+                n_ctx=n_ctx,
+                cache_tokens=tokens,
+                parallel=max_seqs,
+                n_ubatch=n_ubatch,
+                policy=model.limits.expert_policy,
+            )
+            n_ctx = n_ctx or self.plan.n_ctx
+            if self.plan.tier is Tier.PINNED:
+                # The cache of keys and values is taken whole at start.
+                expert_slots, expert_policy = self.plan.slots_least, self.plan.policy
+                ram_limit = model.limits.ram_bytes or 0
+        routing = model.routing if routing is None else routing
         self.core = _core.Session(
             model.core,
             n_ctx=n_ctx or 0,
@@ -107,7 +129,7 @@ class Session:
             expert_policy=expert_policy,
             ram_limit=ram_limit,
         )
-        self.routing = "recorded" if not isinstance(routing, str) else routing
+        self.routing = routing if isinstance(routing, str) else "recorded"
         # Any thread may ask for these, even while a step runs.
         self._n_ctx, self._n_ubatch = self.core.n_ctx, self.core.n_ubatch
         self._closed = False

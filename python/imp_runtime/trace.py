@@ -8,14 +8,16 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from imp_runtime.errors import ImpError
-from imp_runtime.model import Model
-from imp_runtime.session import Session
+
+if TYPE_CHECKING:
+    from imp_runtime.model import Model
+    from imp_runtime.session import Session
 
 FORMAT = "imp expert trace"
 VERSION = 1
@@ -102,6 +104,8 @@ def record(
         raise ImpError(f"{text}: no tokens to record")
     total, rows = len(tokens) + generate, 1 if decode else min(step, len(tokens))
     parts: list[Ids] = []
+    from imp_runtime.session import Session  # plans, which sessions use, know traces
+
     with Session(
         model, n_ctx=total, n_ubatch=rows, n_threads=n_threads, taps=["blk.*.expert_ids"]
     ) as session:

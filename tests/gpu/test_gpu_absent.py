@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 from imp_runtime import ImpError, _core
-from imp_runtime.model import choose_device
+from imp_runtime.placement import Limits, choose_device
+from imp_runtime.planner import ModelSizes
+
+
+def chosen(device: str) -> str:
+    """Where the sizes are not needed."""
+
+    def sizes() -> ModelSizes:
+        raise AssertionError
+
+    return choose_device(device, sizes, Limits())[0]
 
 
 @pytest.fixture
@@ -24,7 +34,7 @@ def test_status_is_one_line(detail: str) -> None:
 
 def test_device_cuda_says_why(detail: str) -> None:
     with pytest.raises(ImpError) as error:
-        choose_device("cuda")
+        chosen("cuda")
     assert str(error.value) == f"device cuda: {detail}"
     x = np.zeros((1, 4), np.float32)
     args = {"gate": x, "up": x}
@@ -36,10 +46,10 @@ def test_device_cuda_says_why(detail: str) -> None:
 
 def test_unknown_names() -> None:
     with pytest.raises(ImpError, match="device 'tpu': auto, cpu or cuda"):
-        choose_device("tpu")
+        chosen("tpu")
     with pytest.raises(ImpError, match="backend 'tpu': cpu or cuda"):
         _core.run_op("swiglu", {}, {}, backend="tpu")
 
 
 def test_auto_is_the_cpu(detail: str) -> None:
-    assert choose_device("auto") == choose_device("auto", 0) == "cpu"
+    assert chosen("auto") == chosen("cpu") == "cpu"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import ImpError
+from .llama_common import limits
 from .llama_flags import FlagError, Parsed
 from .text import read_file
 
@@ -48,7 +49,7 @@ def load(path: str, parsed: Parsed) -> Model:
     """The model of the command line; says what its loader had to decide."""
     from ..model import Model
 
-    model = Model.load(path, device=device(parsed))
+    model = Model.load(path, device=device(parsed), limits=limits(parsed))
     for note in model.notes:
         log(f"{model.path}: {note}")
     return model

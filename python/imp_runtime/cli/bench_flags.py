@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from ..session import CACHE_TYPES
-from .llama_common import CACHE, COMMON
+from .llama_common import CACHE, COMMON, PLACEMENT
 from .llama_flags import INT32_MAX, FlagError, FlagTable, Meaning, flag, ignored, refused, without
 
 BATCHED_FLAGS = ("-npp", "-ntg", "-npl")
@@ -22,6 +22,7 @@ _BOTH = [
     flag("--text FILE", "read this text instead of random tokens"),
     flag("-s,--seed N", "of the random tokens", type=int, default=0),
     flag("--extra", "more figures: spread, clean decode speed, share of the machine, op times"),
+    *PLACEMENT,
 ]
 
 _BATCHED = [

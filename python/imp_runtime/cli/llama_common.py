@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 import typer
 
 from ..errors import ImpError
+from ..placement import Limits, check_policy
 from ..session import CACHE_TYPES
-from .llama_flags import Flag, FlagError, flag, ignored, refused
+from ..units import parse_bytes
+from .llama_flags import Flag, FlagError, Parsed, flag, ignored, refused
 
 _NO_OFFLOAD = "layers and experts are placed by the runtime, the device is chosen with --device"
 _NO_SAMPLING = "nothing is sampled"
@@ -26,6 +28,11 @@ _LOGS = "logs go to stderr without colours or levels"
 CACHE: list[Flag] = [
     flag(f"-ctk,--cache-type-k {'|'.join(CACHE_TYPES)}", "how keys are stored", default="f32"),
     flag(f"-ctv,--cache-type-v {'|'.join(CACHE_TYPES)}", "how values are stored", default="f32"),
+]
+PLACEMENT: list[Flag] = [
+    flag("--vram-limit SIZE", "device memory that may be used, such as 32GiB"),
+    flag("--ram-limit SIZE", "host memory for experts that do not fit there"),
+    flag("--expert-policy NAME", "of their cache: lru, pool, lrfu[:n], pool-lrfu[:n]"),
 ]
 COMMON: list[Flag] = [
     *ignored(
@@ -180,6 +187,23 @@ COMMON: list[Flag] = [
     *refused("use 'imp info'", "--list-devices"),
     *refused("use 'imp --install-completion'", "--completion-bash"),
 ]
+
+
+def limits(parsed: Parsed) -> Limits:
+    """What PLACEMENT says. Raises ImpError for a size or a policy that is none."""
+    return limits_of(parsed["vram_limit"], parsed["ram_limit"], parsed["expert_policy"])
+
+
+def limits_of(vram: str | None, ram: str | None, policy: str | None) -> Limits:
+    """Limits from the text of flags. Raises ImpError for a size or a policy that is none."""
+    usual = Limits()
+    name = usual.expert_policy if policy is None else policy
+    check_policy(name)
+    return Limits(
+        None if vram is None else parse_bytes(vram, "--vram-limit"),
+        None if ram is None else parse_bytes(ram, "--ram-limit"),
+        name,
+    )
 
 
 def exit_status(run: Callable[[], int]) -> int:

@@ -26,7 +26,7 @@ from ..eval.kld_stats import MIN_COUNT_FOR_STATISTICS
 from ..eval.tasks import DEFAULT_PARALLEL
 from . import perplexity_lines as lines
 from . import perplexity_tasks
-from .llama_common import CACHE, COMMON, add_command, exit_status
+from .llama_common import CACHE, COMMON, PLACEMENT, add_command, exit_status, limits
 from .llama_flags import FlagError, FlagTable, Meaning, Parsed, flag, without
 from .perplexity_input import read_text
 
@@ -68,6 +68,7 @@ FLAGS = FlagTable(
         flag("--kl-divergence", "compare with the file of --kl-divergence-base"),
         flag("-dev,--device auto|cpu|cuda|none", "where to run; none is cpu", default="auto"),
         *CACHE,
+        *PLACEMENT,
         *perplexity_tasks.FLAGS,
         flag(
             "--score-from N",
@@ -252,7 +253,7 @@ def open_session(parsed: Parsed, n_ctx: int, max_seqs: int = 1) -> "Iterator[Ses
     from ..session import Session
 
     device = "cpu" if parsed["device"] == "none" else parsed["device"]
-    with Model.load(parsed["model"], device=device) as model:
+    with Model.load(parsed["model"], device=device, limits=limits(parsed)) as model:
         for note in model.notes:
             _log(f"{model.path}: {note}")
         if n_ctx > model.context_length:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from imp_runtime.chat import Message
+from imp_runtime.cli.llama_common import limits_of
 from imp_runtime.cli.run_output import log, show, show_all
 from imp_runtime.cli.text import read_file, unescape
 from imp_runtime.cli.tokenize import model_path
@@ -66,6 +67,15 @@ def register(app: typer.Typer) -> None:
             str,
             typer.Option("-ctv", "--cache-type-v", help=f"values in the cache: {TYPES}"),
         ] = "f32",
+        vram_limit: Annotated[
+            str | None, typer.Option("--vram-limit", help="device memory to use, such as 32GiB")
+        ] = None,
+        ram_limit: Annotated[
+            str | None, typer.Option("--ram-limit", help="host memory for experts")
+        ] = None,
+        expert_policy: Annotated[
+            str, typer.Option("--expert-policy", help="lru, pool, lrfu[:n] or pool-lrfu[:n]")
+        ] = "lru",
         parallel: Annotated[
             int, typer.Option("-np", "--parallel", help="prompts that run together", min=1)
         ] = 4,
@@ -144,6 +154,7 @@ def register(app: typer.Typer) -> None:
             "n_parallel": min(parallel, max(1, len(texts))),
             "cache_type_k": cache_type_k,
             "cache_type_v": cache_type_v,
+            "limits": limits_of(vram_limit, ram_limit, expert_policy),
         }
         if cache_dir is not None:
             options |= {"cache_dir": cache_dir, "prefix_cache": cache_size << 20}
@@ -200,6 +211,8 @@ def _loaded(path: Path, options: dict[str, Any]) -> Iterator[LLM]:
     chosen = getattr(llm.model, "device", None)
     if options["device"] == "auto" and chosen is not None:
         log(f"device: {chosen}")
+    if (plan := getattr(llm.session, "plan", None)) is not None:
+        log(f"plan: {plan.tier}, {plan.slots_least} of {plan.experts} experts in VRAM")
     cache = llm.engine.cache if llm.engine is not None else None
     if cache is not None and cache.foreign:
         log(

@@ -1,0 +1,103 @@
+"""Which device runs a model, and where its experts wait: the planner applied to a real session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from imp_runtime import _core
+from imp_runtime.errors import ImpError
+from imp_runtime.planner import Machine, ModelSizes, Plan, Request, Tier, plan
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What imp may take of a machine. None = what is free."""
+
+    vram_bytes: int | None = None
+    ram_bytes: int | None = None
+    """Host memory for experts."""
+    expert_policy: str = "lru"
+
+    def machine(self) -> Machine:
+        """Of this machine, what the limits allow."""
+        return Machine.here(vram_bytes=self.vram_bytes, ram_bytes=self.ram_bytes)
+
+
+def check_policy(name: str) -> None:
+    """Raises ImpError if no policy of the cache of experts has that name."""
+    none = np.zeros((0, 1, 1), np.uint16)
+    _core.simulate_experts(none, [], experts=1, slots=1, policy=name, first_counted=0)
+
+
+def choose_device(device: str, sizes: Callable[[], ModelSizes], limits: Limits) -> tuple[str, str]:
+    """The device by name, "cpu" or "cuda", and why if it was left to us.
+
+    "auto" is CUDA where it can be used and the plan needs nothing else.
+
+    Raises:
+        ImpError: the device cannot run a model here.
+    """
+    if device not in ("auto", "cpu", "cuda"):
+        raise ImpError(f"device '{device}': auto, cpu or cuda")
+    if device == "cpu":
+        return "cpu", ""
+    info = _core.system_info()
+    if not info["cuda_usable"]:
+        if device == "cuda":
+            raise ImpError(f"device cuda: {info['cuda_detail']}")
+        return "cpu", ""
+    if device == "cuda":
+        return "cuda", ""
+    try:
+        made = plan(sizes(), limits.machine(), Request(embedding_in_vram=True))
+    except ImpError as error:
+        return "cpu", f"on the CPU: {error}"
+    if made.tier in (Tier.VRAM, Tier.PINNED):
+        return "cuda", ""
+    return "cpu", f"on the CPU: {_why(made)}"
+
+
+def plan_session(
+    sizes: ModelSizes,
+    machine: Machine,
+    *,
+    n_ctx: int | None,
+    cache_tokens: int | None,
+    parallel: int,
+    n_ubatch: int,
+    policy: str,
+) -> Plan:
+    """Where everything of a session on CUDA goes.
+
+    Args:
+        sizes: of the model, with the session's cache types.
+        machine: what may be used.
+        n_ctx: tokens of the longest sequence; None = chosen.
+        cache_tokens: of all sequences together; None = a full context for each.
+        parallel: sequences.
+        n_ubatch: tokens of a step.
+        policy: of the cache of experts.
+
+    Raises:
+        ImpError: it does not fit (naming both numbers).
+    """
+    each = n_ctx
+    if cache_tokens is not None:
+        each = max(1, -(-cache_tokens // parallel))
+    made = plan(
+        sizes,
+        machine,
+        Request(
+            n_ctx=each, parallel=parallel, n_ubatch=n_ubatch, policy=policy, embedding_in_vram=True
+        ),
+    )
+    if made.tier not in (Tier.VRAM, Tier.PINNED):
+        raise ImpError(f"device cuda: {_why(made)}")
+    return made
+
+
+def _why(made: Plan) -> str:
+    return "; ".join(made.steps) or "no VRAM may be used"

@@ -180,8 +180,13 @@ def load(path: str | os.PathLike[str]) -> Trace:
         ImpError: the file is no trace, of another version, damaged, or its parts do not fit.
         OSError: it cannot be read.
     """
+    with open(path, "rb") as file:
+        return _load(file, os.fspath(path))
+
+
+def _load(file: IO[bytes], path: str) -> Trace:
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(file) as archive:
             meta = _meta(_array(archive, "meta", "|u1", 1, MAX_META_BYTES).tobytes())
             shape = (meta["layers"], meta["k"])
             ids = _array(archive, "ids", *_FIELDS["ids"], MAX_IDS, shape)
@@ -195,11 +200,9 @@ def load(path: str | os.PathLike[str]) -> Trace:
             meta["text"],
         )
     except ImpError as error:
-        raise ImpError(f"{os.fspath(path)}: {error}") from None
-    except OSError:
-        raise
+        raise ImpError(f"{path}: {error}") from None
     except Exception as error:  # zipfile and numpy raise many types for damaged bytes
-        raise ImpError(f"{os.fspath(path)}: not a trace of experts ({error})") from None
+        raise ImpError(f"{path}: not a trace of experts ({error})") from None
 
 
 def _array(

@@ -22,7 +22,7 @@ const ScoreTable& score_table() {
 }
 
 ExpertPolicy read_policy(std::string_view name) {
-  constexpr std::uint32_t usual_half_life = 64;
+  constexpr std::uint32_t usual_half_life = 8;
   ExpertPolicy p;
   std::string_view kind = name.substr(0, name.find(':'));
   const bool decays = kind == "lrfu" || kind == "pool-lrfu";

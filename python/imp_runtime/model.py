@@ -109,7 +109,7 @@ class Model:
     @cached_property
     def keys(self) -> dict[str, Any]:
         """Metadata of the file: GGUF key -> value."""
-        return dict(_core.Gguf.open(self.path).keys())
+        return dict(self.core.gguf.keys())
 
     @property
     def path(self) -> str:

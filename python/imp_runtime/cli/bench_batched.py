@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import bench_common as common
 from .bench_flags import BATCHED_FLAGS, numbers
-from .llama_flags import FlagError, Parsed
+from .llama_flags import Parsed
 
 if TYPE_CHECKING:
     from ..bench import (
@@ -26,14 +26,13 @@ def run_batched(parsed: Parsed) -> int:
     """Measure and print; the exit status is 1 if a row failed that should have fit."""
     for note in parsed.notes:
         common.log(f"note: {note}")
-    if parsed["model"] is None:
-        raise FlagError("--model is required")
+    (path,) = common.model_names(parsed)
     cases = _cases(parsed)
     for key in ("batch_size", "ubatch_size", "reps"):
         common.at_least(parsed, key, 1)
     common.at_least(parsed, "seed", 0)
     common.at_least(parsed, "ctx_size", 0)
-    with common.load(parsed["model"], parsed) as model:
+    with common.load(path, parsed) as model:
         return _run(model, cases, _options(parsed, model), parsed)
 
 
@@ -75,7 +74,6 @@ def _run(model: Model, cases: list[BatchedCase], options: BatchedOptions, parsed
     from ..bench import BatchedMisfit, batched_bench
     from ..bench import batched_text as text
     from ..bench.extra_text import extra_fields, extra_lines
-    from ..gguf import describe
 
     tokens = common.token_source(model, parsed)
     extra, table = parsed["extra"], parsed["output_format"] == "md"
@@ -84,7 +82,7 @@ def _run(model: Model, cases: list[BatchedCase], options: BatchedOptions, parsed
         print(
             f"\n{text.settings(options, parsed['pps'])}\n\n{text.HEADER}\n{text.RULE}", flush=True
         )
-    about = describe(model.path)
+    about = common.describe(model)
     lines: list[str] = []
     failed = False
     for result in batched_bench(model, cases, options, tokens):

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ImpError
 from .llama_common import limits
@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
     from ..bench import Ceiling, TokenSource, Workload
     from ..bench.extra_text import Extra
+    from ..gguf import Description
     from ..model import Model
+
+
+SYNTHETIC = "synthetic "
+"""Starts the name of a model that --synthetic makes."""
 
 
 def log(*words: object) -> None:
@@ -45,14 +50,44 @@ def device(parsed: Parsed) -> str:
     return "cpu" if parsed["device"] == "none" else str(parsed["device"])
 
 
+def model_names(parsed: Parsed) -> list[str]:
+    """Paths of -m, or the model of --synthetic.
+
+    Raises:
+        FlagError: neither or both are given, or --routing for weights that have their own.
+    """
+    given = parsed["model"]
+    if given is not None and parsed["synthetic"] is not None:
+        raise FlagError("--model and --synthetic are two models, one is needed")
+    if given is None:
+        if parsed["synthetic"] is None:
+            raise FlagError("--model is required, or --synthetic")
+        return [SYNTHETIC + parsed["synthetic"]]
+    if parsed["routing"] is not None:
+        raise FlagError("--routing is for --synthetic, a model's own router chooses its experts")
+    return [given] if isinstance(given, str) else ",".join(given).split(",")
+
+
 def load(path: str, parsed: Parsed) -> Model:
-    """The model of the command line; says what its loader had to decide."""
+    """A model of model_names(); says what its loader had to decide."""
     from ..model import Model
 
-    model = Model.load(path, device=device(parsed), limits=limits(parsed))
+    options: dict[str, Any] = {"device": device(parsed), "limits": limits(parsed)}
+    if path.startswith(SYNTHETIC):
+        options["routing"] = parsed["routing"] or "prose"
+        model = Model.synthetic(path.removeprefix(SYNTHETIC), **options)
+    else:
+        model = Model.load(path, **options)
     for note in model.notes:
         log(f"{model.path}: {note}")
     return model
+
+
+def describe(model: Model) -> Description:
+    """Sizes and keys of a loaded model."""
+    from ..gguf import Support, describe_open
+
+    return describe_open(model.core.gguf, model.path, Support(True, "", tuple(model.notes)))
 
 
 def token_source(model: Model, parsed: Parsed) -> TokenSource:

@@ -23,6 +23,8 @@ _BOTH = [
     flag("-s,--seed N", "of the random tokens", type=int, default=0),
     flag("--extra", "more figures: spread, clean decode speed, share of the machine, op times"),
     *PLACEMENT,
+    flag("--synthetic SPEC", "random weights of a released shape, such as flash-next:layers=4"),
+    flag("--routing prose|uniform", "planted for --synthetic (default: prose)"),
 ]
 
 _BATCHED = [

@@ -34,8 +34,7 @@ def run_speed(parsed: Parsed) -> int:
     """Measure and print; the exit status is 1 if a row failed."""
     for note in parsed.notes:
         common.log(f"note: {note}")
-    if parsed["model"] is None:
-        raise FlagError("--model is required")
+    paths = common.model_names(parsed)
     common.at_least(parsed, "repetitions", 1)
     common.at_least(parsed, "delay", 0)
     common.at_least(parsed, "seed", 0)
@@ -49,7 +48,7 @@ def run_speed(parsed: Parsed) -> int:
     outputs.write(lambda f: f.header())
     ceilings = common.measure_ceilings(parsed, lists["threads"])
     failed = False
-    for path in ",".join(parsed["model"]).split(","):
+    for path in paths:
         try:
             model = common.load(path, parsed)
         except ImpError as error:
@@ -154,9 +153,8 @@ def _run_model(
     from ..bench import SpeedMisfit, SpeedOptions, speed_bench
     from ..bench.extra_text import extra_fields, extra_lines
     from ..bench.speed_fields import ModelFacts
-    from ..gguf import describe
 
-    about = describe(path)
+    about = common.describe(model)
     facts = ModelFacts.of(path, about, model.device, parsed["device"])
     tokens = common.token_source(model, parsed)
     options = SpeedOptions(parsed["repetitions"], not parsed["no_warmup"], parsed["delay"])

@@ -4,7 +4,7 @@ Reading tensors and keys is `Gguf`; `describe` sums a file up.
 """
 
 from imp_runtime._core import Gguf
-from imp_runtime.gguf.describe import Description, Group, Support, Tensor, describe
+from imp_runtime.gguf.describe import Description, Group, Support, Tensor, describe, describe_open
 from imp_runtime.gguf.kinds import Kind
 from imp_runtime.gguf.sequence import SequenceCost
 
@@ -17,4 +17,5 @@ __all__ = [
     "Support",
     "Tensor",
     "describe",
+    "describe_open",
 ]

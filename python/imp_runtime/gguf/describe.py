@@ -144,7 +144,17 @@ def describe(path: str | os.PathLike[str]) -> Description:
     Raises:
         ImpError: the file is missing, damaged, or of a version that imp does not read.
     """
-    file = _core.Gguf.open(path)
+    return describe_open(_core.Gguf.open(path), path, _support(path))
+
+
+def describe_open(file: _core.Gguf, path: str | os.PathLike[str], support: Support) -> Description:
+    """Sum up an open file, or a model in memory.
+
+    Args:
+        file: its header and tensors.
+        path: what it is called.
+        support: what the loader says.
+    """
     keys: dict[str, Any] = file.keys()
     arch = _text(keys, "general.architecture")
     tensors = tuple(tensors_of(file, keys, arch))
@@ -169,7 +179,7 @@ def describe(path: str | os.PathLike[str]) -> Description:
         eos_token_id=whole(keys.get("tokenizer.ggml.eos_token_id")),
         chat_template=isinstance(keys.get("tokenizer.chat_template"), str),
         sequence=sequence_cost(keys, arch),
-        support=_support(path),
+        support=support,
     )
 
 

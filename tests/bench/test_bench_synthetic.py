@@ -1,0 +1,40 @@
+"""Benchmarks of random weights: named, with planted routing, refused where they make no sense."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from imp_runtime.cli.bench import main
+
+SPEC = "flash-next:layers=2,experts=16,vocab=64,table=64"
+
+
+def test_both_modes_run_and_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--synthetic", SPEC, "-p", "8", "-n", "2", "-r", "1", "-o", "jsonl"]) == 0
+    out, err = capsys.readouterr()
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [(r["n_prompt"], r["n_gen"]) for r in rows] == [(8, 0), (0, 2)]
+    assert all(r["model_filename"] == f"synthetic {SPEC}" for r in rows)
+    assert "weights: synthetic" in err and "routing: planted (prose)" in err
+    args = ["-npp", "8", "-ntg", "2", "-npl", "1,2", "-c", "64", "--routing", "uniform"]
+    assert main(["--synthetic", SPEC, *args]) == 0
+    out, err = capsys.readouterr()
+    assert out.count("|     8 |      2 |") == 2
+    assert "routing: planted (uniform)" in err
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        ([], "--model is required, or --synthetic"),
+        (["-m", "x", "--synthetic", SPEC], "--model and --synthetic are two models"),
+        (["-m", "x", "--routing", "prose"], "--routing is for --synthetic"),
+        (["--synthetic", "small"], "the shapes are: flash-next"),
+        (["--synthetic", SPEC, "--routing", "poetry"], "poetry"),
+    ],
+)
+def test_refusals(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-p", "8", "-n", "0", *args]) == 1
+    assert message in capsys.readouterr().err

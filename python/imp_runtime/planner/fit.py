@@ -14,7 +14,7 @@ USUAL_CONTEXT = 32768
 LEAST_CONTEXT = 2048
 """An automatic context is not made smaller than this."""
 START_TOKENS = 4096
-"""Cache of a sequence at start; it grows towards the context."""
+"""Cache of a sequence at start, if it grows towards the context."""
 USUAL_UBATCH = 512
 LEAST_UBATCH = 64
 """An automatic n_ubatch is not made smaller than this."""
@@ -65,7 +65,8 @@ class _Fit:
 
     @property
     def kv_start(self) -> int:
-        return min(self.n_ctx, START_TOKENS) * self.request.parallel
+        each = min(self.n_ctx, START_TOKENS) if self.request.kv_grows else self.n_ctx
+        return each * self.request.parallel
 
     def parts(self, kv_tokens: int) -> list[Part]:
         """VRAM beside the experts."""

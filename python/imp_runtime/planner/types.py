@@ -30,7 +30,11 @@ class Request:
     policy: str = "lru"
     headroom_bytes: int | None = None
     """VRAM for the CUDA context, graphs and fragments."""
-    embedding_in_vram: bool = False
+    embedding_in_vram: bool = True
+    """As sessions on CUDA keep it."""
+    kv_grows: bool = False
+    """Whether the cache of keys and values starts small and takes from the experts later; sessions
+    take all of it at start."""
     pageable: bool = False
     """Whether experts may be staged from pageable memory where they cannot be pinned."""
 
@@ -80,7 +84,7 @@ class Plan:
     parallel: int
     n_ubatch: int
     kv_tokens_start: int
-    """Of all sequences together; more is taken from the experts when it is needed."""
+    """Of all sequences together."""
     kv_tokens_most: int
     policy: str
     vram: tuple[Part, ...]

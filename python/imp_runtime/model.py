@@ -94,8 +94,9 @@ class Model:
         Raises:
             ImpError: a spec that cannot be read, too little memory, or no such device.
         """
-        model = cls(_core.Model.synthetic(spec, on_host=False), device, limits, routing)
-        if model.device == "cpu":
+        on_host = device == "cpu"
+        model = cls(_core.Model.synthetic(spec, on_host=on_host), device, limits, routing)
+        if model.device == "cpu" and not on_host:
             model._core = _core.Model.synthetic(spec, on_host=True)
         return model
 

@@ -10,8 +10,7 @@ import pytest
 from imp_runtime.errors import ImpError
 from imp_runtime.model import Model
 from imp_runtime.session import Sequence, Session
-from tests.models import tiny
-from tests.models.golden import Golden
+from tests.models.golden import MODELS, Golden
 
 Load = Callable[[str], Model]
 # Of the largest logit. Sums may be grouped differently; no decision is close in these tokens.
@@ -20,7 +19,7 @@ TOLERANCE = 1e-5
 FORKS = (1, 3, 37, 64, 129, 189)
 
 
-@pytest.fixture(params=tiny.RECIPES)
+@pytest.fixture(params=MODELS)
 def case(request: pytest.FixtureRequest, model: Load) -> Iterator[tuple[Session, list[int]]]:
     name = request.param
     with Session(
@@ -131,7 +130,7 @@ def on_grid(sizes: list[int], n_ubatch: int) -> bool:
     return not split and bool((ends % GRID == 0).all())
 
 
-@pytest.mark.parametrize("name", tiny.RECIPES)
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("n_ubatch", [1, 7, 64, 512])
 def test_pieces_and_step_sizes(name: str, n_ubatch: int, model: Load) -> None:
     tokens = Golden(name).tokens("long")
@@ -149,7 +148,7 @@ def test_pieces_and_step_sizes(name: str, n_ubatch: int, model: Load) -> None:
                 np.testing.assert_array_equal(in_pieces(session, tokens, sizes), got, str(pieces))
 
 
-@pytest.mark.parametrize("name", tiny.RECIPES)
+@pytest.mark.parametrize("name", MODELS)
 def test_several_sequences_in_one_step(name: str, model: Load) -> None:
     """Each as if it were alone, bit for bit, in any order."""
     long = Golden(name).tokens("long")
@@ -182,7 +181,7 @@ def test_several_sequences_in_one_step(name: str, model: Load) -> None:
                 seq.close()
 
 
-@pytest.mark.parametrize("name", tiny.RECIPES)
+@pytest.mark.parametrize("name", MODELS)
 def test_fork_is_replay_bit_for_bit(name: str, model: Load) -> None:
     """With the same cuts; both branches go on, the elder first or last."""
     tokens = Golden(name).tokens("long")
@@ -204,7 +203,7 @@ def test_fork_is_replay_bit_for_bit(name: str, model: Load) -> None:
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_threads_do_not_matter(threads: int, model: Load) -> None:
-    for name in tiny.RECIPES:
+    for name in MODELS:
         tokens = Golden(name).tokens("long")
         with Session(model(name), n_ctx=192, n_threads=2) as session:
             want = whole(session, tokens)

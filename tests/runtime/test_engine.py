@@ -17,13 +17,13 @@ from imp_runtime.prefix_cache import PrefixCache
 from imp_runtime.sampling import SamplingParams
 from imp_runtime.session import Session
 from imp_runtime.tokenizer import Tokenizer
-from tests.models import tiny
+from tests.models.golden import MODELS
 from tests.runtime.traffic import Ask, Flaky, alone, asks, engine_of, nothing_held, run, submit
 
 Load = Callable[[str], Model]
 
 
-@pytest.mark.parametrize("name", tiny.RECIPES)
+@pytest.mark.parametrize("name", MODELS)
 def test_a_batch_equals_singles(name: str, model: Load) -> None:
     batch = asks(10, seed=1)
     want = alone(model(name), batch)
@@ -35,13 +35,14 @@ def test_a_batch_equals_singles(name: str, model: Load) -> None:
             assert nothing_held(session)
 
 
-def test_interleavings(model: Load) -> None:
+@pytest.mark.parametrize(("name", "longest", "most"), [("experts512", 40, 12), ("prose", 20, 6)])
+def test_interleavings(name: str, longest: int, most: int, model: Load) -> None:
     """Any order of arrival, at any time, with any sizes: the same 12 texts."""
-    batch = asks(12, seed=2)
-    want = alone(model("base"), batch)
+    batch = asks(12, seed=2, longest=longest, most=most)
+    want = alone(model(name), batch)
     rng = np.random.RandomState(0)
     with Session(
-        model("base"), n_ctx=96, max_seqs=5, n_threads=1, n_ubatch=32, cache_tokens=256, poison=True
+        model(name), n_ctx=96, max_seqs=5, n_threads=1, n_ubatch=32, cache_tokens=256, poison=True
     ) as session:
         tokenizer = Tokenizer(session.model.keys)
         for _ in range(200):
@@ -61,7 +62,7 @@ def test_interleavings(model: Load) -> None:
             assert nothing_held(session)
 
 
-@pytest.mark.parametrize("name", ["base", "options"])
+@pytest.mark.parametrize("name", MODELS)
 def test_preempted_is_undisturbed(name: str, model: Load) -> None:
     batch = asks(8, seed=3, longest=30, most=50)
     want = alone(model(name), batch)

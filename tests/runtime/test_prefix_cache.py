@@ -12,8 +12,7 @@ from imp_runtime.model import Model
 from imp_runtime.prefix_cache import DISK_FACTOR, SUFFIX, PrefixCache, boundaries
 from imp_runtime.sampling import SamplingParams
 from imp_runtime.session import Session
-from tests.models import tiny
-from tests.models.golden import Golden
+from tests.models.golden import MODELS, Golden
 from tests.runtime.traffic import Ask, alone, engine_of, nothing_held, run, submit
 
 Load = Callable[[str], Model]
@@ -35,7 +34,7 @@ def cache_of(session: Session, **options: object) -> PrefixCache:
     return PrefixCache(session, 1 << 30, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", tiny.RECIPES)
+@pytest.mark.parametrize("name", MODELS)
 def test_a_hit_equals_a_cold_start(name: str, model: Load) -> None:
     """At every length around pages and index blocks, with any rest."""
     tokens = Golden(name).tokens("long")

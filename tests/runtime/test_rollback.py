@@ -10,8 +10,7 @@ import pytest
 from imp_runtime.errors import ImpError
 from imp_runtime.model import Model
 from imp_runtime.session import Sequence, Session
-from tests.models import tiny
-from tests.models.golden import Golden
+from tests.models.golden import MODELS, Golden
 
 Load = Callable[[str], Model]
 ROLLBACK = 8
@@ -21,7 +20,7 @@ def run(seq: Sequence, tokens: list[int]) -> np.ndarray:
     return np.array(seq.extend(tokens, outputs="all"))
 
 
-@pytest.mark.parametrize("name", tiny.RECIPES)
+@pytest.mark.parametrize("name", MODELS)
 def test_truncate_and_continue(name: str, model: Load) -> None:
     tokens = Golden(name).tokens("long")
     other = tokens[::-1]
@@ -66,7 +65,7 @@ def test_a_fork_does_not_feel_it(model: Load) -> None:
         assert session.core.free_pages == session.core.pages
 
 
-@pytest.mark.parametrize("name", ["base", "options"])
+@pytest.mark.parametrize("name", ["base", "options", "experts512", "prose"])
 def test_random_walk(name: str, model: Load) -> None:
     """Any mix of extending, taking back and forking equals reading the tokens that are left."""
     rng = np.random.RandomState(3)

@@ -14,13 +14,12 @@ from imp_runtime.errors import ImpError
 from imp_runtime.model import Model
 from imp_runtime.session import Session
 from imp_runtime.snapshot import Snapshot
-from tests.models import tiny
-from tests.models.golden import Golden
+from tests.models.golden import MODELS, Golden
 
 Load = Callable[[str], Model]
 
 
-@pytest.mark.parametrize("name", tiny.RECIPES)
+@pytest.mark.parametrize("name", MODELS)
 def test_restored_goes_on_as_if_nothing_was(name: str, model: Load) -> None:
     tokens = Golden(name).tokens("long")
     options = {"n_ctx": 192, "n_threads": 1, "poison": True, "max_seqs": 2}
@@ -56,9 +55,10 @@ with Session(Model.load(model), n_ctx=192, n_threads=1) as session:
 """
 
 
-def test_across_processes(model: Load, tmp_path: Path) -> None:
-    tokens = Golden("base").tokens("long")
-    loaded = model("base")
+@pytest.mark.parametrize("name", ["experts512", "prose"])
+def test_across_processes(name: str, model: Load, tmp_path: Path) -> None:
+    tokens = Golden(name).tokens("long")
+    loaded = model(name)
     with Session(loaded, n_ctx=192, n_threads=1) as session:
         seq = session.open()
         seq.extend(tokens[:70])

@@ -11,22 +11,16 @@ import pytest
 from imp_runtime.eval import KldBase, KldOptions, PerplexityOptions, kl_divergence, perplexity
 from imp_runtime.model import Model
 from imp_runtime.session import Session
-from tests.models import tiny
-from tests.models.golden import Golden
+from tests.models.golden import MODELS, Golden
 from tests.runtime.traffic import nothing_held
 
 Load = Callable[[str], Model]
 N_CTX = 30
 
 
-def text_of(name: str) -> list[int]:
-    golden = Golden(name)
-    return [int(t) for t in golden["tokens"][:190]] if name == "prose" else golden.tokens("long")
-
-
-@pytest.mark.parametrize("name", [*tiny.RECIPES, "prose"])
+@pytest.mark.parametrize("name", MODELS)
 def test_a_pass_equals_its_windows(name: str, model: Load, tmp_path: Path) -> None:
-    text = text_of(name)
+    text = Golden(name).tokens("long")
     alone_kld, base = tmp_path / "alone", tmp_path / "base"
     with Session(model(name), n_ctx=N_CTX, n_threads=1, n_ubatch=64) as session:
         one = PerplexityOptions(N_CTX, n_batch=N_CTX, save_logits=alone_kld)

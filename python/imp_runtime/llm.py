@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from imp_runtime import _core
 from imp_runtime.chat import ChatTemplate, Message
+from imp_runtime.completion_dicts import CompletionDicts
 from imp_runtime.engine import Engine, Event, Request, deadline_of, is_last, too_late
 from imp_runtime.errors import ImpError
 from imp_runtime.generation import Chunk, FinishReason, Generation, TokenLogProb
@@ -77,7 +78,7 @@ class Stream:
 MAX_CACHE_ENTRIES = 256
 
 
-class LLM:
+class LLM(CompletionDicts):
     """A model ready to generate; prompts that are given together run together."""
 
     def __init__(

@@ -8,14 +8,27 @@ from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
+FILES = ("README.md", "docs/batching.md", "docs/quickstart.md")
 
-@pytest.mark.parametrize("number", range(4))
-def test_batching(
-    number: int, repository: Path, prose_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+
+def examples(file: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / file).read_text("utf-8"), re.S)
+
+
+def test_every_file_with_examples_is_here() -> None:
+    texts = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    names = [str(f.relative_to(ROOT)) for f in texts if "```python" in f.read_text("utf-8")]
+    assert sorted(names) == sorted(FILES) and [len(examples(f)) for f in FILES] == [1, 5, 1]
+
+
+@pytest.mark.parametrize(
+    ("file", "number"), [(f, i) for f in FILES for i in range(len(examples(f)))]
+)
+def test_example(
+    file: str, number: int, prose_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = (repository / "docs" / "batching.md").read_text("utf-8")
-    examples = re.findall(r"```python\n(.*?)```", text, re.S)
-    assert len(examples) == 4
-    shutil.copy(prose_gguf, tmp_path / "prose.gguf")
+    for name in ("prose.gguf", "OUT.gguf"):
+        shutil.copy(prose_gguf, tmp_path / name)
     monkeypatch.chdir(tmp_path)
-    exec(compile(examples[number], f"example {number}", "exec"), {"__name__": "example"})
+    exec(compile(examples(file)[number], f"{file} {number}", "exec"), {"__name__": "example"})

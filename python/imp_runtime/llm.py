@@ -137,6 +137,11 @@ class LLM(CompletionDicts):
             cache_type_v=cache_type_v,
         )
         self._setup(model, session, n_parallel, prefix_cache, cache_dir)
+        if n_ctx is None and session.n_ctx < model.context_length:
+            self.notes.append(
+                f"the context is {session.n_ctx} tokens, the model was trained for "
+                f"{model.context_length}: memory is short"
+            )
 
     @classmethod
     def from_session(
@@ -184,6 +189,14 @@ class LLM(CompletionDicts):
             self.close()
             raise
         self._template: ChatTemplate | None = None
+        self.notes = list(model.notes)
+        """What was decided while loading: one sentence each."""
+        cache = self.engine.cache if self.engine is not None else None
+        if cache is not None and cache.foreign:
+            self.notes.append(
+                f"{cache_dir} also holds {cache.foreign} states of other models or cache types, "
+                "which are left alone"
+            )
 
     @property
     def n_ctx(self) -> int:

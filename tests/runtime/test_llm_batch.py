@@ -15,6 +15,7 @@ from imp_runtime.conversation import Conversation
 from imp_runtime.errors import ImpError
 from imp_runtime.llm import LLM
 from imp_runtime.sampling import SamplingParams
+from imp_runtime.session import Session
 from imp_runtime.timings import Timings
 from tests.runtime.traffic import nothing_held
 
@@ -170,6 +171,24 @@ def test_options_are_checked(prose_gguf: Path, tmp_path: Path) -> None:
         LLM(prose_gguf, n_ctx=64, cache_dir=tmp_path)
     with pytest.raises(ImpError, match="prefix cache of 1 bytes; a state with one page takes"):
         LLM(prose_gguf, n_ctx=64, prefix_cache=1)
+
+
+def test_nothing_is_decided_silently(
+    prose_gguf: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    options = {"n_threads": 1, "prefix_cache": 64 << 20, "cache_dir": tmp_path}
+    with LLM(prose_gguf, **options) as llm:  # type: ignore[arg-type]
+        trained = llm.model.context_length
+        assert llm.n_ctx == trained and llm.notes == llm.model.notes
+        llm.generate("one two three", PARAMS)
+    monkeypatch.setattr(Session, "n_ctx", property(lambda self: 512))  # as where memory is short
+    with LLM(prose_gguf, cache_type_k="f16", **options) as llm:  # type: ignore[arg-type]
+        foreign, short = llm.notes[-2:]
+        assert short == (
+            f"the context is 512 tokens, the model was trained for {trained}: memory is short"
+        )
+        states = len(list(tmp_path.iterdir()))
+        assert foreign.startswith(f"{tmp_path} also holds {states} states of other models or cache")
 
 
 def test_asyncio(several: LLM, single: LLM) -> None:

@@ -206,7 +206,7 @@ def _loaded(path: Path, options: dict[str, Any]) -> Iterator[LLM]:
             progress.update(task, completed=done, total=total)
 
         llm = LLM(path, progress=report, **options)
-    for note in getattr(llm.model, "notes", []):
+    for note in llm.notes:
         log(f"note: {note}")
     chosen = getattr(llm.model, "device", None)
     if options["device"] == "auto" and chosen is not None:
@@ -214,11 +214,6 @@ def _loaded(path: Path, options: dict[str, Any]) -> Iterator[LLM]:
     if (plan := getattr(llm.session, "plan", None)) is not None:
         log(f"plan: {plan.tier}, {plan.slots_least} of {plan.experts} experts in VRAM")
     cache = llm.engine.cache if llm.engine is not None else None
-    if cache is not None and cache.foreign:
-        log(
-            f"note: {options['cache_dir']} also holds {cache.foreign} states of other models or "
-            "cache types, which are left alone"
-        )
     try:
         with llm:
             yield llm

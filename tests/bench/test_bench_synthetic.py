@@ -6,7 +6,11 @@ import json
 
 import pytest
 
+from imp_runtime.bench import Decode
+from imp_runtime.bench.extra_text import Extra, extra_fields, extra_lines
 from imp_runtime.cli.bench import main
+from imp_runtime.cli.bench_common import describe
+from imp_runtime.model import Model
 
 SPEC = "flash-next:layers=2,experts=16,vocab=64,table=64"
 
@@ -18,6 +22,11 @@ def test_both_modes_run_and_say_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert [(r["n_prompt"], r["n_gen"]) for r in rows] == [(8, 0), (0, 2)]
     assert all(r["model_filename"] == f"synthetic {SPEC}" for r in rows)
     assert "weights: synthetic" in err and "routing: planted (prose)" in err
+    extra = ["--extra", "-p", "0", "-n", "4", "-r", "1"]
+    assert main(["--synthetic", SPEC, *extra]) == 0
+    assert (
+        "routing: planted (prose); expert hit rate: - (no expert cache)" in capsys.readouterr().out
+    )
     args = ["-npp", "8", "-ntg", "2", "-npl", "1,2", "-c", "64", "--routing", "uniform"]
     assert main(["--synthetic", SPEC, *args]) == 0
     out, err = capsys.readouterr()
@@ -38,3 +47,13 @@ def test_both_modes_run_and_say_so(capsys: pytest.CaptureFixture[str]) -> None:
 def test_refusals(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-p", "8", "-n", "0", *args]) == 1
     assert message in capsys.readouterr().err
+
+
+def test_hit_rate_and_routing_are_told_together() -> None:
+    model = Model.synthetic(SPEC, device="cpu")
+    decode = Decode((1, 2), 0.1, 1, 0.896)
+    extra = Extra("t", {"tg": (10.0,)}, 0.0, decode, None, None, 1, "", "planted (prose)")
+    fields = extra_fields(extra, describe(model))
+    assert fields["hit_rate"] == 0.896 and fields["routing"] == "planted (prose)"
+    lines = extra_lines("tg2", extra, describe(model))
+    assert "  routing: planted (prose); expert hit rate: 89.6 %" in lines

@@ -21,7 +21,6 @@ from imp_runtime.session import Session
 
 PROFILED_STEPS = 16
 EXPERT_IDS = "blk.*.expert_ids"
-ROUTING = "model"
 
 OpTimes = Mapping[str, tuple[float, int]]
 
@@ -49,6 +48,8 @@ class Decode:
     lengths: tuple[int, int]
     seconds_per_step: float
     sequences: int
+    hit_rate: float | None = None
+    """Share of the experts that the cache had, in all steps that were timed; None = no cache."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -92,10 +93,19 @@ def measure_decode(model: Model, work: Workload, tokens: TokenSource) -> Decode 
                 return time.perf_counter() - begin
 
         seconds(1)
+        before = _cache_counts(session)
         times = [[seconds(n) for n in lengths] for _ in range(work.reps)]
+        wanted, hits = np.subtract(_cache_counts(session), before)
     short, long = (samples.median(column) for column in zip(*times, strict=True))
     step = (long - short) / (lengths[1] - lengths[0])
-    return Decode(lengths, step, work.sequences) if step > 0 else None
+    rate = float(hits / wanted) if wanted else None
+    return Decode(lengths, step, work.sequences, rate) if step > 0 else None
+
+
+def _cache_counts(session: Session) -> tuple[int, int]:
+    """(experts wanted, experts found) so far, of all layers"""
+    stats = session.expert_stats()
+    return sum(stats["wanted"]), sum(stats["hits"])
 
 
 def profile(model: Model, work: Workload, tokens: TokenSource) -> Profile:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from imp_runtime.bench import samples
-from imp_runtime.bench.extra import ROUTING, Decode, OpTimes, Profile, step_weight_bytes
+from imp_runtime.bench.extra import Decode, OpTimes, Profile, step_weight_bytes
 from imp_runtime.bench.machine import Ceiling
 from imp_runtime.gguf.describe import Description
 
@@ -49,6 +49,7 @@ class Extra:
         ceiling: of the processor; None if it does not run the model.
         peak_rss_bytes: of the process so far.
         note: why something is missing.
+        routing: who chose the experts.
     """
 
     tokens: str
@@ -59,6 +60,7 @@ class Extra:
     ceiling: Ceiling | None
     peak_rss_bytes: int
     note: str = ""
+    routing: str = "model"
 
     def weight_bytes(self, about: Description) -> int | None:
         """Bytes of weights per decode step."""
@@ -86,8 +88,8 @@ def extra_fields(extra: Extra, about: Description) -> dict[str, Any]:
         "ceiling_gb_per_s": ceiling.read_gb_per_s if ceiling else None,
         "ceiling_gflop_per_s": ceiling.gflop_per_s if ceiling else None,
         "experts_per_layer": profile.experts_per_layer if profile else None,
-        "routing": ROUTING,
-        "hit_rate": None,
+        "routing": extra.routing,
+        "hit_rate": decode.hit_rate if decode else None,
         "peak_rss_bytes": extra.peak_rss_bytes,
         "prompt_ops": _rounded(profile.prompt_ops) if profile else None,
         "decode_ops": _rounded(profile.decode_ops) if profile else None,
@@ -132,7 +134,7 @@ def extra_lines(name: str, extra: Extra, about: Description) -> list[str]:
             f"  prompt: {f['prompt_gflop_per_s']:.1f} GFLOP/s in weights (attention not counted)"
             f"{_of_ceiling(f['prompt_share'])}"
         )
-    lines.append(_routing(f["experts_per_layer"], about))
+    lines.append(_routing(f, about))
     for what in ("prompt", "decode"):
         if f[f"{what}_ops"]:
             lines.append(f"  {what} ops: {_ops(f[f'{what}_ops'])}")
@@ -140,8 +142,10 @@ def extra_lines(name: str, extra: Extra, about: Description) -> list[str]:
     return lines + ([f"  note: {extra.note}"] if extra.note else [])
 
 
-def _routing(experts: float | None, about: Description) -> str:
-    line = f"  routing: {ROUTING}; expert hit rate: - (no expert cache)"
+def _routing(fields: Mapping[str, Any], about: Description) -> str:
+    rate, experts = fields["hit_rate"], fields["experts_per_layer"]
+    hits = "- (no expert cache)" if rate is None else _percent(rate)
+    line = f"  routing: {fields['routing']}; expert hit rate: {hits}"
     if experts is None:
         return line
     return f"{line}; {experts:.1f} of {about.experts} experts per layer and decode step"

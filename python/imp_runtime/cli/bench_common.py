@@ -167,4 +167,5 @@ def measure_extra(
         ceilings.get(work.n_threads),
         peak_rss_bytes(),
         "; ".join(notes),
+        "model" if model.routing == "model" else f"planted ({model.routing})",
     )

@@ -120,6 +120,15 @@ def kernels(report: Report, _: argparse.Namespace) -> bool:
     )
 
 
+def experts(report: Report, _: argparse.Namespace) -> bool:
+    """Victims of the device's cache against the host reference, and the speed of its kernels."""
+    return report.run(
+        "experts",
+        [str(BUILD / "imp_bench_experts"), "20000"],
+        lambda t: "\n".join(["", *(f"    {line}" for line in t.splitlines())]),
+    )
+
+
 PARTS: dict[str, Callable[[Report, argparse.Namespace], bool]] = {
     "build": build,
     "device": info,
@@ -128,6 +137,7 @@ PARTS: dict[str, Callable[[Report, argparse.Namespace], bool]] = {
     "sanitize": sanitize,
     "bench": bench,
     "kernels": kernels,
+    "experts": experts,
 }
 
 

@@ -177,6 +177,8 @@ def test_damaged_files(data: bytes, message: str, tmp_path: Path) -> None:
         (4, float("nan")),
         (4, float("-inf")),
         (4, 1e-2),
+        (4, -1000.1),
+        (4, -4e19),
     ],
 )
 def test_damaged_rows(field: int, value: float, tmp_path: Path) -> None:
@@ -189,6 +191,14 @@ def test_damaged_rows(field: int, value: float, tmp_path: Path) -> None:
     base.rows(3, 0, 2)
     with pytest.raises(LogitsFileError, match="row 2 of chunk 4 has scale"):
         base.rows(3, 1)
+
+
+def test_the_least_minimum_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "low.kld"
+    row = 7 * 3 + 2
+    low = struct.pack("<f", -1000.0)
+    path.write_bytes(damaged(ROWS_AT + row * 2 * row_words(N_VOCAB) + 4, low))
+    assert KldBase(path).rows(3).min_log_prob[2] == -1000
 
 
 @given(st.data())

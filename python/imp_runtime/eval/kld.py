@@ -31,6 +31,8 @@ HEADER_WORDS = 4  # uint16 words of a row before its q: two float32
 CLIP_NATS = np.float32(16)
 LEVELS = np.float32(65535)
 MAX_LOG_PROB = 1e-3  # 0, and room for rounding
+MIN_LOG_PROB = -1000.0
+"""Far below what is written: 16 nats under the best, which is one of n_vocab."""
 
 
 def row_words(n_vocab: int) -> int:
@@ -191,14 +193,15 @@ class KldBase:
 
         Raises:
             LogitsFileError: if a row's scale or minimum is not a number it can have, or makes a
-                probability larger than 1.
+                probability larger than 1 or far below any that is written.
 
         """
         stop = None if count is None else first + count
         words = self._words[chunk, first:stop]
         header = words[:, :HEADER_WORDS].copy().view("<f4")
         top = header.astype(np.float64) @ [LEVELS, 1]
-        fine = np.isfinite(header).all(axis=1) & (header[:, 0] >= 0) & (top <= MAX_LOG_PROB)
+        fine = np.isfinite(header).all(axis=1) & (header[:, 0] >= 0)
+        fine &= (header[:, 1] >= MIN_LOG_PROB) & (top <= MAX_LOG_PROB)
         if not fine.all():
             row = int(np.flatnonzero(~fine)[0])
             raise LogitsFileError(

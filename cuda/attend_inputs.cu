@@ -23,22 +23,6 @@ struct InputsArgs {
   float eps;
 };
 
-// y = rope(x / rms(x) * w), as head_norm_rope_kernel has it.
-__device__ __forceinline__ void norm_rope(const float* x, const float* w, const float* table,
-                                          int dim, int rotary_dim, float eps, float* y) {
-  float squares = 0;
-  for (int i = lane_id(); i < dim; i += 32) squares = fmaf(x[i], x[i], squares);
-  const float r = 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(dim) + eps);
-  const int half = rotary_dim / 2;
-  for (int i = lane_id(); i < half; i += 32) {
-    const float a = x[i] * r * w[i], b = x[half + i] * r * w[half + i];
-    const float cos = table[i], sin = table[half + i];
-    y[i] = a * cos - b * sin;
-    y[half + i] = b * cos + a * sin;
-  }
-  for (int i = 2 * half + lane_id(); i < dim; i += 32) y[i] = x[i] * r * w[i];
-}
-
 // The key of the block whose first token is at `first`: rows of this step, before them the tail.
 __device__ void block_key(const InputsArgs& a, const ChunkView& chunk, const float* tail,
                           std::int64_t first) {

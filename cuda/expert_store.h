@@ -33,7 +33,6 @@ class PinnedSlab {
     return *this;
   }
   std::byte* data() const { return data_; }
-  std::size_t size() const { return bytes_; }
 
  private:
   std::byte* data_ = nullptr;

@@ -29,20 +29,8 @@ __global__ void __launch_bounds__(block_threads)
   begin();
   const std::int64_t head = blockIdx.x * static_cast<std::int64_t>(block_threads / 32) + warp_id();
   if (head >= all_heads) return;
-  const float* from = x + head * stride;
-  const float* table = rope + head / heads * rotary_dim;
-  float* to = y + head * dim;
-  float squares = 0;
-  for (int i = lane_id(); i < dim; i += 32) squares = fmaf(from[i], from[i], squares);
-  const float r = 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(dim) + eps);
-  const int half = rotary_dim / 2;
-  for (int i = lane_id(); i < half; i += 32) {
-    const float a = from[i] * r * w[i], b = from[half + i] * r * w[half + i];
-    const float cos = table[i], sin = table[half + i];
-    to[i] = a * cos - b * sin;
-    to[half + i] = b * cos + a * sin;
-  }
-  for (int i = 2 * half + lane_id(); i < dim; i += 32) to[i] = from[i] * r * w[i];
+  norm_rope(x + head * stride, w, rope + head / heads * rotary_dim, dim, rotary_dim, eps,
+            y + head * dim);
 }
 
 // A block per token.

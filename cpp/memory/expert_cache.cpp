@@ -126,11 +126,4 @@ const ExpertCache::Resolved& ExpertCache::resolve(std::int64_t layer,
   return resolved_;
 }
 
-void ExpertCache::forget(std::int64_t layer, std::int64_t expert) {
-  std::int32_t& slot = slot_of_[index(layer, expert)];
-  if (slot >= 0) pair_of_[static_cast<std::size_t>(slot)] = -1;
-  slot = -1;
-  score_[index(layer, expert)] = 0;
-}
-
 }  // namespace imp

@@ -52,8 +52,6 @@ class ExpertCache {
   // Distinct experts of all resolved layers, and how many of them were cached.
   std::int64_t wanted() const { return wanted_; }
   std::int64_t hits() const { return hits_; }
-  // What a pair's slot is named when its contents turn out to be bad.
-  void forget(std::int64_t layer, std::int64_t expert);
 
  private:
   std::size_t index(std::int64_t layer, std::int64_t expert) const {

@@ -6,11 +6,7 @@
 #include <cstdint>
 #include <string_view>
 
-#ifdef __CUDACC__
-#define IMP_HOST_DEVICE __host__ __device__
-#else
-#define IMP_HOST_DEVICE
-#endif
+#include "cpp/core/host_device.h"
 
 namespace imp {
 

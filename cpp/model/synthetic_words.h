@@ -6,13 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "cpp/core/host_device.h"
 #include "cpp/quant/quant.h"
-
-#ifdef __CUDACC__
-#define IMP_HOST_DEVICE __host__ __device__
-#else
-#define IMP_HOST_DEVICE
-#endif
 
 namespace imp {
 

@@ -1,5 +1,5 @@
-// The seam between the runtime and a device: memory, copies, and running a planned graph. Six
-// verbs.
+// The seam between the runtime and a device: memory, copies, running a planned graph, and what a
+// cache of experts has done. Seven verbs.
 #pragma once
 
 #include <cstddef>

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "cuda/common/reduce.cuh"
+
 namespace imp::cuda {
 
 // Angle of pair j; rounded to fp32 where the models' own code rounds.
@@ -10,6 +12,22 @@ __device__ __forceinline__ float rope_angle(std::int64_t position, int j, int di
   const float exponent = static_cast<float>(2 * j) / static_cast<float>(dim);
   const float frequency = 1.0f / static_cast<float>(pow(theta, static_cast<double>(exponent)));
   return static_cast<float>(position) * frequency;
+}
+
+// A warp: y[0..dim) = rope(x / rms(x) * w); table: cosines and sines of the position.
+__device__ __forceinline__ void norm_rope(const float* x, const float* w, const float* table,
+                                          int dim, int rotary_dim, float eps, float* y) {
+  float squares = 0;
+  for (int i = lane_id(); i < dim; i += 32) squares = fmaf(x[i], x[i], squares);
+  const float r = 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(dim) + eps);
+  const int half = rotary_dim / 2;
+  for (int i = lane_id(); i < half; i += 32) {
+    const float a = x[i] * r * w[i], b = x[half + i] * r * w[half + i];
+    const float cos = table[i], sin = table[half + i];
+    y[i] = a * cos - b * sin;
+    y[half + i] = b * cos + a * sin;
+  }
+  for (int i = 2 * half + lane_id(); i < dim; i += 32) y[i] = x[i] * r * w[i];
 }
 
 }  // namespace imp::cuda

@@ -27,6 +27,7 @@ class Model:
         routing: str = "model",
     ):
         self._core: _core.Model | None = core
+        self._sizes: dict[tuple[str, str], ModelSizes] = {}
         self.limits = limits or Limits()
         """What its sessions may take of the machine."""
         self.routing = routing
@@ -154,9 +155,12 @@ class Model:
 
     def sizes(self, cache_type_k: str = "f32", cache_type_v: str = "f32") -> ModelSizes:
         """Bytes of its parts, for plans; the types are those of a session's cache."""
-        return sizes_of(
-            self.core.gguf, self.path, cache_type_k=cache_type_k, cache_type_v=cache_type_v
-        )
+        types = (cache_type_k, cache_type_v)
+        if types not in self._sizes:
+            self._sizes[types] = sizes_of(
+                self.core.gguf, self.path, cache_type_k=cache_type_k, cache_type_v=cache_type_v
+            )
+        return self._sizes[types]
 
     def close(self) -> None:
         """Drop this handle; the memory goes with the last session that uses it."""

@@ -80,7 +80,7 @@ class Session:
             expert_policy: of expert_slots; who makes room: "lru" (per layer), "pool" (all layers
                 share), and with decayed counts and admission "lrfu[:half_life]" or
                 "pool-lrfu[:half_life]".
-            ram_limit: bytes of pinned memory at most; 0 = what the machine has.
+            ram_limit: of expert_slots; bytes of pinned memory at most; 0 = what the machine has.
 
         Raises:
             ImpError: a number is out of range, a cache type that the device or the heads of the

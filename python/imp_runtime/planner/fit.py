@@ -68,17 +68,24 @@ class _Fit:
         each = min(self.n_ctx, START_TOKENS) if self.request.kv_grows else self.n_ctx
         return each * self.request.parallel
 
+    def working(self, kv_tokens: int) -> tuple[Part, ...]:
+        """What steps need beside weights, on any device."""
+        m, r = self.model, self.request
+        outputs = r.parallel * m.vocab * 4
+        return (
+            Part("states", m.row_bytes * r.parallel),
+            Part("keys and values", m.cache_bytes(kv_tokens)),
+            Part("workspace", self.n_ubatch * m.channels * 4 * WORKSPACE_VALUES + outputs),
+        )
+
     def parts(self, kv_tokens: int) -> list[Part]:
         """VRAM beside the experts."""
         m, r = self.model, self.request
         headroom = HEADROOM_BYTES if r.headroom_bytes is None else r.headroom_bytes
-        outputs = r.parallel * m.vocab * 4
         found = [
             Part("dense weights", m.dense_bytes),
             Part("token embedding", m.embedding_bytes if r.embedding_in_vram else 0),
-            Part("states", m.row_bytes * r.parallel),
-            Part("keys and values", m.cache_bytes(kv_tokens)),
-            Part("workspace", self.n_ubatch * m.channels * 4 * WORKSPACE_VALUES + outputs),
+            *self.working(kv_tokens),
             Part("headroom", headroom),
         ]
         return [part for part in found if part.bytes]
@@ -221,18 +228,8 @@ class _Fit:
         self.steps = list(steps)
         ram = self.machine.ram_bytes
 
-        def parts() -> tuple[Part, ...]:
-            return (
-                Part("states", m.row_bytes * r.parallel),
-                Part("keys and values", m.cache_bytes(self.kv_most)),
-                Part(
-                    "workspace",
-                    self.n_ubatch * m.channels * 4 * WORKSPACE_VALUES + r.parallel * m.vocab * 4,
-                ),
-            )
-
         def total() -> int:
-            return sum(p.bytes for p in parts())
+            return sum(p.bytes for p in self.working(self.kv_most))
 
         before = self.n_ctx
         if r.n_ctx is None:
@@ -277,7 +274,7 @@ class _Fit:
             policy=r.policy,
             vram=(),
             vram_limit=self.machine.vram_bytes,
-            ram=parts(),
+            ram=self.working(self.kv_most),
             ram_limit=ram,
             table_bytes=m.table_bytes,
             steps=tuple(self.steps),

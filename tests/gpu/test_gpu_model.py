@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from imp_runtime import _core
 from imp_runtime.errors import ImpError
-from imp_runtime.model import Model, choose_device
+from imp_runtime.model import Model
+from imp_runtime.placement import Limits, choose_device
 from imp_runtime.session import Session
 
 Pair = Callable[[str], tuple[Model, Model]]
@@ -160,9 +160,10 @@ def test_synthetic_weights_are_the_cpus(cuda: None) -> None:
 
 
 def test_auto_is_cuda_where_the_weights_fit(cuda: None) -> None:
-    free = int(_core.system_info()["cuda_free_bytes"])
-    assert choose_device("auto", 1 << 20) == "cuda"
-    assert choose_device("auto", free) == "cpu"  # no room beside them
+    sizes = Model.synthetic("flash-next:layers=4,experts=12,vocab=300,table=1600").sizes
+    assert choose_device("auto", sizes, Limits()) == ("cuda", "")
+    device, why = choose_device("auto", sizes, Limits(vram_bytes=1 << 20))
+    assert device == "cpu" and why.startswith("on the CPU: ")
 
 
 def test_cache_types_that_cuda_lacks(pair: Pair) -> None:

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "cpp/graph/tensor.h"
 #include "cpp/ops/step.h"
@@ -82,6 +83,15 @@ struct TensorView {
   std::int64_t rows = 0, cols = 0;
 };
 
+// The rows that a step takes from a table which stays on the host, as the table stores them.
+struct TableRows {
+  static constexpr std::int64_t by_token = -1;
+
+  const Weight* table = nullptr;
+  std::int64_t ngram_layer = by_token;  // whose row numbers; else the step's tokens
+  const std::byte* data = nullptr;      // on the device
+};
+
 class WeightStore;
 
 struct Context {
@@ -89,17 +99,19 @@ struct Context {
   const TensorView* tensors = nullptr;
   const WeightStore* weights = nullptr;
   StepView step;
-  std::int64_t most_chunks = 0;                  // grid size of ops that run by chunk
-  const KvLayer* kv = nullptr;                   // [attention layers], device pointers
-  const std::byte* const* table_rows = nullptr;  // [n-gram layers] rows of this step as stored
-  std::int64_t context = 0;                      // the longest sequence in tokens
-  std::byte* scratch = nullptr;                  // as large as scratch_bytes(op) asked for
+  std::int64_t most_chunks = 0;       // grid size of ops that run by chunk
+  const KvLayer* kv = nullptr;        // [attention layers], device pointers
+  std::span<const TableRows> tables;  // of this step
+  std::int64_t context = 0;           // the longest sequence in tokens
+  std::byte* scratch = nullptr;       // as large as scratch_bytes(op) asked for
 
   const TensorView& view(Tensor t) const { return tensors[t.id]; }
   std::int64_t rows(Tensor t) const { return view(t).rows; }
   std::int64_t cols(Tensor t) const { return view(t).cols; }
   float* f32(Tensor t) const { return reinterpret_cast<float*>(view(t).data); }
   std::int32_t* i32(Tensor t) const { return reinterpret_cast<std::int32_t*>(view(t).data); }
+  // Fails (internal) for a table that is not in the step.
+  const std::byte* rows_of(const Weight* table, std::int64_t ngram_layer) const;
   // Defined in weights.cpp; fail (internal) for what was not uploaded.
   const Matrix& matrix(const Weight*) const;
   const Experts& experts(const ExpertBank*) const;

@@ -92,7 +92,7 @@ CudaStatus cuda_status() {
   const cuda::Devices all = cuda::find_devices();
   if (all.list.empty()) return {true, false, all.problem};
   for (const cuda::Device& d : all.list)
-    if (d.has_code) return {true, true, cuda::describe(d, all), d.free_bytes};
+    if (d.has_code) return {true, true, cuda::describe(d, all), d.free_bytes, d.total_bytes};
   const cuda::Device& d = all.list.front();
   return {true, false,
           str(d.name, " has compute capability ", d.major, ".", d.minor,

@@ -1,39 +1,12 @@
-// Row look-ups: token embeddings on the device, n-gram rows as the step brought them.
+// Row look-ups: tables stay on the host, their rows come with the step's inputs.
 #include "cuda/check.h"
-#include "cuda/common/matvec.cuh"
+#include "cuda/common/formats.cuh"
+#include "cuda/common/math.cuh"
 #include "cuda/launch.h"
 #include "cuda/run.h"
 
 namespace imp::cuda {
 namespace {
-
-// A thread decodes a unit of a token's row and writes it to every stream. grid (tokens, units)
-constexpr int embed_threads = 64;
-template <class F, bool Whole>
-__global__ void __launch_bounds__(embed_threads)
-    embed_kernel(const Matrix table, const std::int32_t* tokens, std::int64_t streams, float* y) {
-  const int hidden = static_cast<int>(table.cols);
-  const Row row = row_of(table, tokens[blockIdx.x]);
-  float* out = y + blockIdx.x * streams * hidden;
-  const int u = blockIdx.y * embed_threads + threadIdx.x;
-  if (u >= div_up(hidden, unit_elems)) return;
-  float v[unit_elems];
-  if constexpr (Whole) {
-    const typename F::Raw raw = F::load(row, u);
-    F::decode(raw, v);
-    if constexpr (F::scaled)
-      for (int i = 0; i < unit_elems; ++i) v[i] *= F::factor(raw);
-  } else {
-    for (int i = 0; i < unit_elems && u * unit_elems + i < hidden; ++i)
-      v[i] = F::one(row.data, u * unit_elems + i);
-  }
-#pragma unroll
-  for (int i = 0; i < unit_elems; ++i) {
-    const int at = i < 4 ? F::first(u) + i : F::second(u) + i - 4;
-    if (at >= hidden) continue;
-    for (std::int64_t s = 0; s < streams; ++s) out[s * hidden + at] = v[i] * table.scale;
-  }
-}
 
 // One element of a row as the file stores it.
 __device__ float stored_element(DType type, const std::byte* row, std::int64_t i) {
@@ -64,11 +37,42 @@ __device__ float stored_element(DType type, const std::byte* row, std::int64_t i
   }
 }
 
-__global__ void table_rows_kernel(DType type, const std::byte* rows, std::int64_t row_bytes,
-                                  std::int64_t dim, float scale, float* y, std::int64_t n) {
-  begin();
+struct RowArgs {
+  DType type;
+  const std::byte* rows;  // as stored, one after the other
+  std::int64_t row_bytes, dim;
+  float scale;
+  std::int64_t copies;
+  float* y;        // [rows, copies, dim]
+  std::int64_t n;  // rows * dim
+};
+
+RowArgs row_args(const Weight& table, const std::byte* rows, std::int64_t copies, float* y,
+                 std::int64_t n) {
+  return {table.dtype,
+          rows,
+          static_cast<std::int64_t>(table.row_bytes),
+          table.cols,
+          table.scale,
+          copies,
+          y,
+          n};
+}
+
+// A thread decodes an element and writes all of its copies.
+__device__ void decode_rows(const RowArgs& a) {
   const std::int64_t i = global_thread();
-  if (i < n) y[i] = scale * stored_element(type, rows + i / dim * row_bytes, i % dim);
+  if (i >= a.n) return;
+  const std::int64_t row = i / a.dim, at = i % a.dim;
+  const float v = a.scale * stored_element(a.type, a.rows + row * a.row_bytes, at);
+  for (std::int64_t c = 0; c < a.copies; ++c) a.y[(row * a.copies + c) * a.dim + at] = v;
+}
+
+__global__ void embed_kernel(const RowArgs a) { decode_rows(a); }
+
+__global__ void ngram_rows_kernel(const RowArgs a) {
+  begin();
+  decode_rows(a);
 }
 
 // A thread per element. grid (outputs, columns)
@@ -90,30 +94,19 @@ void run(const Feed& op, const Context& c) {
 
 // The first of a step: launched plainly, so that the step before has ended.
 void run(const EmbedStreams& op, const Context& c) {
-  const Matrix& table = c.matrix(op.table);
-  const dim3 grid(static_cast<unsigned>(c.rows(op.y)),
-                  static_cast<unsigned>(div_up(table.cols, unit_elems * embed_threads)));
-  if (grid.x == 0) return;
-  with_format(table.type, [&]<class F>(F) {
-    if constexpr (!F::blocks)
-      if (!whole_units(table)) {
-        embed_kernel<F, false>
-            <<<grid, embed_threads, 0, c.stream>>>(table, c.step.tokens, op.streams, c.f32(op.y));
-        return;
-      }
-    embed_kernel<F, true>
-        <<<grid, embed_threads, 0, c.stream>>>(table, c.step.tokens, op.streams, c.f32(op.y));
-  });
+  const Weight& table = *op.table;
+  const std::int64_t n = c.rows(op.y) * table.cols;
+  if (n == 0) return;
+  embed_kernel<<<blocks_for(n), block_threads, 0, c.stream>>>(
+      row_args(table, c.rows_of(&table, TableRows::by_token), op.streams, c.f32(op.y), n));
   check_launch("EmbedStreams");
 }
 
 void run(const NgramRows& op, const Context& c) {
   const std::int64_t n = c.rows(op.y) * c.cols(op.y);
   if (n == 0) return;
-  const Weight& table = *op.table;
-  launch(table_rows_kernel, blocks_for(n), block_threads, 0, c.stream, table.dtype,
-         c.table_rows[op.index], static_cast<std::int64_t>(table.row_bytes), table.cols,
-         table.scale, c.f32(op.y), n);
+  launch(ngram_rows_kernel, blocks_for(n), block_threads, 0, c.stream,
+         row_args(*op.table, c.rows_of(op.table, op.index), 1, c.f32(op.y), n));
 }
 
 void run(const GatherOutputs& op, const Context& c) {

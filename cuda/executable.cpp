@@ -39,7 +39,7 @@ class CudaExecutable final : public Executable {
         graph_(std::move(graph)),
         plan_(std::move(plan)),
         context_(context),
-        tables_(table_weights(*graph_)) {
+        tables_(host_tables(*graph_)) {
     shared_->enter();
     if (shared_->options.expert_slots >= 0 && shared_->weights.cached() == nullptr)
       shared_->weights.cache_experts(expert_layers(*graph_), shared_->options);
@@ -105,7 +105,7 @@ class CudaExecutable final : public Executable {
     c_.step = shared_->step.view();
     c_.most_chunks = shared_->step.chunks();
     c_.kv = memory.kv.data();
-    c_.table_rows = shared_->step.table_rows().data();
+    c_.tables = shared_->step.tables();
     c_.context = context_;
     c_.scratch = shared_->scratch.at_least(scratch_bytes_, "kernel workspace", stream);
   }
@@ -154,7 +154,7 @@ class CudaExecutable final : public Executable {
   std::shared_ptr<const Graph> graph_;
   Plan plan_;
   std::int64_t context_;
-  std::vector<const Weight*> tables_;
+  std::vector<TableRows> tables_;
   std::size_t scratch_bytes_ = 256;
   bool capturable_ = true;
   std::vector<TensorView> views_;

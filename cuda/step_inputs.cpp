@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpp/core/error.h"
+
 namespace imp::cuda {
 namespace {
 
@@ -33,15 +35,20 @@ std::int64_t page_count(const Chunk& c, std::int64_t page_tokens) {
 
 }  // namespace
 
-std::vector<const Weight*> table_weights(const Graph& g) {
-  std::vector<const Weight*> tables;
-  for (const Node& node : g.nodes())
-    if (const auto* rows = std::get_if<NgramRows>(&node.op)) {
-      const auto i = static_cast<std::size_t>(rows->index);
-      tables.resize(std::max(tables.size(), i + 1));
-      tables[i] = rows->table;
-    }
+std::vector<TableRows> host_tables(const Graph& g) {
+  std::vector<TableRows> tables;
+  for (const Node& node : g.nodes()) {
+    if (const auto* tokens = std::get_if<EmbedStreams>(&node.op)) tables.push_back({tokens->table});
+    if (const auto* ngrams = std::get_if<NgramRows>(&node.op))
+      tables.push_back({ngrams->table, ngrams->index});
+  }
   return tables;
+}
+
+const std::byte* Context::rows_of(const Weight* table, std::int64_t ngram_layer) const {
+  for (const TableRows& t : tables)
+    if (t.table == table && t.ngram_layer == ngram_layer) return t.data;
+  fail(ErrorCode::internal, "a table's rows are not in the step");
 }
 
 void StepBlock::reserve(std::size_t bytes, cudaStream_t stream) {
@@ -57,7 +64,7 @@ void StepBlock::reserve(std::size_t bytes, cudaStream_t stream) {
 }
 
 void StepBlock::upload(const StepInputs& s, const StepMemory& memory,
-                       const std::vector<const Weight*>& tables, cudaStream_t stream) {
+                       const std::vector<TableRows>& tables, cudaStream_t stream) {
   rows_ = row_count(s);
   chunks_ = std::ssize(s.chunks);
   Layout layout;
@@ -66,10 +73,14 @@ void StepBlock::upload(const StepInputs& s, const StepMemory& memory,
                     positions = ints(s.positions.size()), outputs = ints(s.outputs.size()),
                     row_chunk = ints(static_cast<std::size_t>(rows_)),
                     chunks = layout.take(static_cast<std::size_t>(rows_) * sizeof(ChunkView));
+  const auto row_ids = [&s](const TableRows& t) -> const std::vector<std::int32_t>& {
+    return t.ngram_layer == TableRows::by_token
+               ? s.tokens
+               : s.ngram_rows[static_cast<std::size_t>(t.ngram_layer)];
+  };
   std::vector<std::size_t> table_at;
-  for (std::size_t i = 0; i < tables.size(); ++i)
-    table_at.push_back(
-        layout.take(tables[i] == nullptr ? 0 : s.ngram_rows[i].size() * tables[i]->row_bytes));
+  for (const TableRows& t : tables)
+    table_at.push_back(layout.take(row_ids(t).size() * t.table->row_bytes));
   std::size_t n_ids = 0;
   for (const auto& ids : s.expert_ids) n_ids += ids.size();
   const std::size_t expert_ids = ints(n_ids);
@@ -108,13 +119,12 @@ void StepBlock::upload(const StepInputs& s, const StepMemory& memory,
     std::copy_n(c.pages, n, page + first_page);
     first_page += n;
   }
-  table_rows_.clear();
+  tables_ = tables;
   for (std::size_t i = 0; i < tables.size(); ++i) {
-    table_rows_.push_back(device_.data() + table_at[i]);
-    if (tables[i] == nullptr) continue;
-    const Weight& w = *tables[i];
+    tables_[i].data = device_.data() + table_at[i];
+    const Weight& w = *tables[i].table;
     std::byte* to = h + table_at[i];
-    for (const std::int32_t row : s.ngram_rows[i]) {
+    for (const std::int32_t row : row_ids(tables[i])) {
       std::memcpy(to, w.data + static_cast<std::size_t>(row) * w.row_bytes, w.row_bytes);
       to += w.row_bytes;
     }

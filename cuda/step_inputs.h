@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "cpp/graph/graph.h"
@@ -11,20 +12,20 @@
 
 namespace imp::cuda {
 
-// Which table each n-gram layer's rows come from, by NgramRows::index.
-std::vector<const Weight*> table_weights(const Graph&);
+// Tables that stay on the host: token embeddings and n-gram tables. Without rows.
+std::vector<TableRows> host_tables(const Graph&);
 
 class StepBlock {
  public:
   // Waits until the block's last copy is done, packs and starts the copy. Device addresses depend
   // on the step's shape alone, until the block grows.
-  void upload(const StepInputs&, const StepMemory&, const std::vector<const Weight*>& tables,
+  void upload(const StepInputs&, const StepMemory&, const std::vector<TableRows>& tables,
               cudaStream_t);
 
   const StepView& view() const { return view_; }
   std::int64_t rows() const { return rows_; }
   std::int64_t chunks() const { return chunks_; }
-  const std::vector<const std::byte*>& table_rows() const { return table_rows_; }
+  std::span<const TableRows> tables() const { return tables_; }
   // Changes when the block moved: what was captured with the old addresses is void.
   int generation() const { return generation_; }
 
@@ -35,7 +36,7 @@ class StepBlock {
   DeviceMemory device_;
   Event copied_;
   StepView view_;
-  std::vector<const std::byte*> table_rows_;
+  std::vector<TableRows> tables_;
   std::int64_t rows_ = 0, chunks_ = 0;
   int generation_ = 0;
 };

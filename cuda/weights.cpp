@@ -187,7 +187,6 @@ namespace {
 template <class F>
 struct Names {
   F f;
-  void operator()(const EmbedStreams& o) const { f(o.table); }
   void operator()(const Linear& o) const { f(o.w); }
   void operator()(const GroupNorm& o) const { f(o.w); }
   void operator()(const ConvSilu& o) const { f(o.w); }
@@ -210,6 +209,7 @@ struct Names {
   void operator()(const MoeFfn& o) const { f(o.gate), f(o.up), f(o.down), f(o.shared_down); }
   // Without weights, or with a table that stays where it is.
   void operator()(const Feed&) const {}
+  void operator()(const EmbedStreams&) const {}
   void operator()(const NgramRows&) const {}
   void operator()(const GatherOutputs&) const {}
   void operator()(const SwiGlu&) const {}

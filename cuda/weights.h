@@ -17,8 +17,9 @@ class WeightStore {
  public:
   explicit WeightStore(cudaStream_t stream) : stream_(stream) {}
 
-  // Uploads whatever the op names and is not here yet. N-gram tables stay on the host. Fails with
-  // out_of_memory, or unsupported for a type without kernels.
+  // Uploads whatever the op names and is not here yet. Tables of which a step needs single rows
+  // stay on the host (host_tables). Fails with out_of_memory, or unsupported for a type without
+  // kernels.
   void add(const Op&);
   // These layers' experts stay on the host, behind a cache; before any of them is added.
   void cache_experts(const std::vector<ExpertLayer>&, const CudaOptions&);

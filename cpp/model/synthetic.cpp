@@ -129,7 +129,7 @@ struct Item {
   std::vector<std::int64_t> dims;
   DType type;
   Rule rule;
-  bool table = false;
+  bool rows = false;  // of which steps read single rows
   std::size_t offset = 0;
 
   std::int64_t elements() const {
@@ -165,7 +165,7 @@ std::vector<Item> items_of(const std::vector<TensorSpec>& specs) {
         break;
       case Role::matrix:
       case Role::embedding:
-        items.push_back({spec.name, spec.dims, DType::bf16, {}});
+        items.push_back({spec.name, spec.dims, DType::bf16, {}, spec.role == Role::embedding});
         break;
       case Role::experts:
         items.push_back({spec.name, spec.dims, DType::nvfp4, {}});
@@ -274,7 +274,7 @@ std::shared_ptr<const Model> make_synthetic(const std::string& spec, bool on_hos
   const Image image(keys, items);
 
   std::size_t needed = 0;
-  const auto here = [on_host](const Item& i) { return on_host || i.rule || i.table; };
+  const auto here = [on_host](const Item& i) { return on_host || i.rule || i.rows; };
   for (const Item& item : items)
     if (here(item)) needed += item.bytes();
   const MemoryInfo memory = memory_info();

@@ -86,7 +86,7 @@ struct CudaStatus {
   bool built = false;
   bool usable = false;
   std::string detail;
-  std::size_t free_bytes = 0;  // of that device's memory
+  std::size_t free_bytes = 0, total_bytes = 0;  // of that device's memory
 };
 CudaStatus cuda_status();
 

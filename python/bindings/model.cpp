@@ -132,6 +132,7 @@ nb::dict system_info() {
   d["cuda_usable"] = cuda.usable;
   d["cuda_detail"] = cuda.detail;
   d["cuda_free_bytes"] = cuda.free_bytes;
+  d["cuda_total_bytes"] = cuda.total_bytes;
   return d;
 }
 

@@ -19,7 +19,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from imp_runtime.model import Model
+from imp_runtime.placement import Limits, vram_in_use
 from imp_runtime.session import Session
+from imp_runtime.units import gib, parse_bytes
 
 WARM_UP, STEPS, TRACED = 3, 8, 4
 DENSE_BYTES = 8.62e9  # BF16 weights that every step of the released shape reads
@@ -85,6 +87,15 @@ def cache_counts(session: Session) -> tuple[int, int]:
     return sum(stats["wanted"]), sum(stats["hits"])
 
 
+def memory_line(session: Session) -> str:
+    """Device memory that is in use, all processes and CUDA itself included, beside the plan."""
+    line = f"device memory: {gib(vram_in_use())} in use"
+    if (plan := session.plan) is None:
+        return line
+    over = ": MORE THAN THE LIMIT" if vram_in_use() > plan.vram_limit else ""
+    return f"{line}, {gib(plan.vram_bytes)} planned, limit {gib(plan.vram_limit)}{over}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--synthetic", default="flash-next")
@@ -92,28 +103,33 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--kernels", type=int, default=14, help="lines of the breakdown")
     parser.add_argument("--slots", type=int, help="experts in device memory, others on the host")
+    parser.add_argument("--vram-limit", help="as many slots as such a card has, as 32GiB")
     parser.add_argument("--policy", default="lru")
     parser.add_argument("--routing", default="model", help="or prose, uniform")
     parser.add_argument("--tokens", type=int, default=STEPS, help="measured steps of a batch size")
     args = parser.parse_args()
     counts = [int(n) for n in args.batch.split(",")]
     begin = time.perf_counter()
-    model = Model.synthetic(args.synthetic, device="cuda")
+    limit = None if args.vram_limit is None else parse_bytes(args.vram_limit, "--vram-limit")
+    limits = Limits(vram_bytes=limit, expert_policy=args.policy)
+    model = Model.synthetic(args.synthetic, device="cuda", limits=limits)
     prompt = np.random.RandomState(1).randint(0, model.vocab_size, args.context).astype(np.int32)
     room = args.context + len(counts) * (WARM_UP + args.tokens + TRACED) + 16
     cache = {"expert_slots": args.slots, "expert_policy": args.policy, "routing": args.routing}
     with Session(model, n_ctx=room, max_seqs=max(counts), **cache) as session:
         batch = Batch(session, prompt, max(counts))
         print(f"{args.synthetic}, {', '.join(model.notes)}; {session.backend}")
-        if args.slots is not None:
-            s = session.expert_stats()
-            size = s["store_bytes"]
+        s = session.expert_stats()
+        slots, size = s["slots"], s["store_bytes"]
+        if slots:
             print(
                 f"store: {size / 2**30:.1f} GiB, touched and pinned in {s['pin_seconds']:.1f} s, "
                 f"filled in {s['fill_seconds']:.1f} s = {size * 1e-9 / s['fill_seconds']:.1f} GB/s"
             )
         print(
-            f"context {args.context}, ready after {time.perf_counter() - begin:.1f} s", flush=True
+            f"context {args.context}, ready after {time.perf_counter() - begin:.1f} s; "
+            f"{memory_line(session)}",
+            flush=True,
         )
         for count in counts:
             for _ in range(WARM_UP):
@@ -124,6 +140,7 @@ def main() -> None:
                 batch.step(count)
             wall = (time.perf_counter() - begin) / args.tokens
             wanted, hits = np.subtract(cache_counts(session), before)
+            memory = memory_line(session)
             gpu, nodes, own = traced(batch, count)
             distinct = 512 * (1 - (1 - 10 / 512) ** count)
             size = DENSE_BYTES + count * SEQUENCE_BYTES + LAYERS * EXPERT_BYTES * distinct
@@ -132,10 +149,11 @@ def main() -> None:
                 f"{size / gpu * 1e-12:.2f} TB/s, {nodes} kernels; "
                 f"with logits on the host {wall * 1e3:.2f} ms = {count / wall:.0f} tok/s"
             )
-            if args.slots is not None:
+            print(f"    {memory}")
+            if slots:
                 misses = (wanted - hits) / args.tokens
                 print(
-                    f"    routing {args.routing}, {args.policy}, {args.slots} slots: hit rate "
+                    f"    routing {args.routing}, {args.policy}, {slots} slots: hit rate "
                     f"{hits / wanted:.4f}, {misses:.1f} experts = "
                     f"{misses * EXPERT_BYTES * 1e-6:.1f} MB over the bus a step"
                 )

@@ -20,10 +20,11 @@ from imp_runtime.errors import ImpError
 from imp_runtime.generation import Chunk, FinishReason, Generation, TokenLogProb
 from imp_runtime.model import Model
 from imp_runtime.placement import Limits
+from imp_runtime.planner import ONE_CONTEXT
 from imp_runtime.prefix_cache import PrefixCache
 from imp_runtime.sampling import SamplingParams
-from imp_runtime.session import ONE_CONTEXT, Session
 from imp_runtime.session import Sequence as TokenSequence
+from imp_runtime.session import Session
 from imp_runtime.timings import Timings
 from imp_runtime.tokenizer import Tokenizer
 
@@ -132,6 +133,7 @@ class LLM(CompletionDicts):
             n_ctx=n_ctx,
             n_threads=n_threads,
             max_seqs=n_parallel + kept,
+            kept_seqs=kept,
             cache_tokens=ONE_CONTEXT,
             cache_type_k=cache_type_k,
             cache_type_v=cache_type_v,

@@ -52,7 +52,7 @@ def choose_device(device: str, sizes: Callable[[], ModelSizes], limits: Limits) 
     if device == "cuda":
         return "cuda", ""
     try:
-        made = plan(sizes(), limits.machine(), Request(embedding_in_vram=True))
+        made = plan(sizes(), limits.machine(), Request())
     except ImpError as error:
         return "cpu", f"on the CPU: {error}"
     if made.tier in (Tier.VRAM, Tier.PINNED):
@@ -60,40 +60,27 @@ def choose_device(device: str, sizes: Callable[[], ModelSizes], limits: Limits) 
     return "cpu", f"on the CPU: {_why(made)}"
 
 
-def plan_session(
-    sizes: ModelSizes,
-    machine: Machine,
-    *,
-    n_ctx: int | None,
-    cache_tokens: int | None,
-    parallel: int,
-    n_ubatch: int,
-    policy: str,
-) -> Plan:
+def vram_in_use() -> int:
+    """Bytes of device memory that all processes hold now, CUDA's own included.
+
+    0 without a device.
+    """
+    info = _core.system_info()
+    return int(info["cuda_total_bytes"]) - int(info["cuda_free_bytes"])
+
+
+def plan_session(sizes: ModelSizes, machine: Machine, request: Request) -> Plan:
     """Where everything of a session on CUDA goes.
 
     Args:
         sizes: of the model, with the session's cache types.
         machine: what may be used.
-        n_ctx: tokens of the longest sequence; None = chosen.
-        cache_tokens: of all sequences together; None = a full context for each.
-        parallel: sequences.
-        n_ubatch: tokens of a step.
-        policy: of the cache of experts.
+        request: of the session.
 
     Raises:
         ImpError: it does not fit (naming both numbers).
     """
-    each = n_ctx
-    if cache_tokens is not None:
-        each = max(1, -(-cache_tokens // parallel))
-    made = plan(
-        sizes,
-        machine,
-        Request(
-            n_ctx=each, parallel=parallel, n_ubatch=n_ubatch, policy=policy, embedding_in_vram=True
-        ),
-    )
+    made = plan(sizes, machine, request)
     if made.tier not in (Tier.VRAM, Tier.PINNED):
         raise ImpError(f"device cuda: {_why(made)}")
     return made

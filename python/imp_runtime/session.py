@@ -13,7 +13,7 @@ from imp_runtime import _core
 from imp_runtime.errors import ImpError
 from imp_runtime.model import Model
 from imp_runtime.placement import plan_session
-from imp_runtime.planner.types import Plan, Tier
+from imp_runtime.planner.types import Plan, Request, Tier
 from imp_runtime.snapshot import Snapshot
 
 TokenIds = Items[int] | npt.NDArray[np.int32]
@@ -21,8 +21,6 @@ Outputs = Literal["last", "all", "none"] | int
 Floats = npt.NDArray[np.float32]
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0")
 """How a session can store keys and values, by llama.cpp's names."""
-ONE_CONTEXT = -1
-"""Session's cache_tokens: one full context for all sequences together."""
 
 
 class Session:
@@ -34,6 +32,7 @@ class Session:
         *,
         n_ctx: int | None = None,
         max_seqs: int = 1,
+        kept_seqs: int = 0,
         n_threads: int | None = None,
         n_ubatch: int = 512,
         taps: Iterable[str] = (),
@@ -57,6 +56,8 @@ class Session:
             n_ctx: tokens of the longest sequence; None = what the model was trained for, less if
                 memory is short.
             max_seqs: sequences open at the same time.
+            kept_seqs: of max_seqs, those that never decode in one step with the others, such as a
+                prefix cache's: plans make no room for their experts.
             n_threads: None = all processors that this process may use.
             n_ubatch: tokens of one step at most.
             taps: patterns (`*`, `?`) of intermediates that `taps()` returns, such as
@@ -66,7 +67,7 @@ class Session:
             profile: time every op, for `op_times()`.
             graphs: CUDA: record small steps once and replay them.
             cache_tokens: of all sequences together; None = a full context for each,
-                ONE_CONTEXT = one full context that they share.
+                planner.ONE_CONTEXT = one full context that they share.
             rollback_tokens: that truncate() can take back from a sequence.
             cache_type_k: how the cache stores keys: one of CACHE_TYPES. "f32" is exact; "f16" and
                 "bf16" take half the memory, "q8_0" about a quarter, and round what is stored. The
@@ -91,20 +92,22 @@ class Session:
         self.plan: Plan | None = None
         """Where everything is, on CUDA unless expert_slots were given."""
         if model.device == "cuda" and expert_slots is None:
-            tokens = n_ctx if cache_tokens == ONE_CONTEXT else cache_tokens
             self.plan = plan_session(
                 model.sizes(cache_type_k, cache_type_v),
                 model.limits.machine(),
-                n_ctx=n_ctx,
-                cache_tokens=tokens,
-                parallel=max_seqs,
-                n_ubatch=n_ubatch,
-                policy=model.limits.expert_policy,
+                Request(
+                    n_ctx=n_ctx,
+                    parallel=max_seqs - kept_seqs,
+                    kept=kept_seqs,
+                    cache_tokens=cache_tokens,
+                    state_rows=3 if rollback_tokens else 1,
+                    n_ubatch=n_ubatch,
+                    policy=model.limits.expert_policy,
+                ),
             )
             n_ctx = n_ctx or self.plan.n_ctx
             if self.plan.tier is Tier.PINNED:
-                # The cache of keys and values is taken whole at start.
-                expert_slots, expert_policy = self.plan.slots_least, self.plan.policy
+                expert_slots, expert_policy = self.plan.slots, self.plan.policy
                 ram_limit = model.limits.ram_bytes or 0
         routing = model.routing if routing is None else routing
         self.core = _core.Session(

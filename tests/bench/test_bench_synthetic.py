@@ -7,6 +7,7 @@ import json
 import pytest
 
 from imp_runtime.bench import Decode
+from imp_runtime.bench.extra import CacheUse, Vram
 from imp_runtime.bench.extra_text import Extra, extra_fields, extra_lines
 from imp_runtime.cli.bench import main
 from imp_runtime.cli.bench_common import describe
@@ -51,9 +52,13 @@ def test_refusals(args: list[str], message: str, capsys: pytest.CaptureFixture[s
 
 def test_hit_rate_and_routing_are_told_together() -> None:
     model = Model.synthetic(SPEC, device="cpu")
-    decode = Decode((1, 2), 0.1, 1, 0.896)
+    decode = Decode((1, 2), 0.1, 1, CacheUse(8700, 0.896, 138.2e6), Vram(32 << 30, 31 << 30, 1))
     extra = Extra("t", {"tg": (10.0,)}, 0.0, decode, None, None, 1, "", "planted (prose)")
     fields = extra_fields(extra, describe(model))
     assert fields["hit_rate"] == 0.896 and fields["routing"] == "planted (prose)"
+    assert fields["expert_slots"] == 8700 and fields["miss_bytes_per_step"] == 138.2e6
+    assert (fields["vram_limit_bytes"], fields["vram_used_bytes"]) == (32 << 30, 1)
     lines = extra_lines("tg2", extra, describe(model))
-    assert "  routing: planted (prose); expert hit rate: 89.6 %" in lines
+    hits = "89.6 % with 8700 slots, 138.2 MB over the bus a step"
+    assert f"  routing: planted (prose); expert hit rate: {hits}" in lines
+    assert "  device memory: 0.00 GiB in use, 31.00 GiB planned, limit 32.00 GiB" in lines

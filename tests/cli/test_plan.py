@@ -25,7 +25,7 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     lines = out.splitlines()
     assert lines[0] == "model            synthetic flash-next"
     assert lines[1] == "plan             experts in pinned RAM, a cache in VRAM"
-    assert lines[2].startswith("expert slots     7677 of 24576 (31.2%), 160 a layer, policy lru")
+    assert lines[2].startswith("expert slots     8137 of 24576 (33.1%), 170 a layer, policy lru")
     numbers = [line.split() for line in lines]
     assert ["VRAM", "dense", "weights", "8,755,482,112", "8.15", "GiB"] in numbers
     assert ["RAM", "pinned", "experts", "67,947,724,800", "63.28", "GiB"] in numbers
@@ -40,7 +40,7 @@ def test_a_file_gives_the_same_plan_as_the_shape(
     file = json.loads(run(capsys, str(path), *LIMITS, "--json")[1])
     shape = json.loads(run(capsys, "--synthetic", "flash-next", *LIMITS, "--json")[1])
     assert file["table_bytes"] == 51_200_245_760 + 4
-    for key in ("tier", "slots", "slots_least", "n_ctx", "kv_tokens_most", "hit_rate", "ram"):
+    for key in ("tier", "slots", "n_ctx", "kv_tokens", "hit_rate", "ram"):
         assert file[key] == shape[key], key
     assert abs(file["vram_bytes"] - shape["vram_bytes"]) < 1 << 20  # vectors of other types
     assert shape["tier"] == "experts in pinned RAM, a cache in VRAM"
@@ -54,7 +54,7 @@ def test_flags(capsys: pytest.CaptureFixture[str]) -> None:
     assert (status, err) == (0, "")
     plan = json.loads(out)
     assert (plan["n_ctx"], plan["parallel"], plan["n_ubatch"]) == (4096, 2, 128)
-    assert plan["kv_tokens_most"] == 8192
+    assert plan["kv_tokens"] == 8192
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,18 @@ import pytest
 from imp_runtime import ImpError, _core
 from imp_runtime.model import Model
 from imp_runtime.placement import Limits, choose_device, plan_session
-from imp_runtime.planner import Machine, ModelSizes, Tier, synthetic_sizes
+from imp_runtime.planner import (
+    ONE_CONTEXT,
+    Machine,
+    ModelSizes,
+    Request,
+    Tier,
+    synthetic_sizes,
+)
 from imp_runtime.session import Session
 
 GIB = 1 << 30
-SESSION = {"cache_tokens": None, "parallel": 1, "n_ubatch": 512, "policy": "lru"}
+SESSION = Request(n_ctx=4096, n_ubatch=512)
 
 
 @pytest.fixture(scope="module")
@@ -57,25 +65,24 @@ def test_a_choice_that_was_made_is_not_planned(sizes: ModelSizes) -> None:
 
 def test_session_plans(sizes: ModelSizes) -> None:
     machine = Machine(32 * GIB, 128 * GIB)
-    made = plan_session(sizes, machine, n_ctx=4096, **SESSION)
+    made = plan_session(sizes, machine, SESSION)
     assert made.tier is Tier.PINNED and made.n_ctx == 4096
-    # What is left of 32 GiB beside the dense weights, the embedding and what a session needs.
-    assert 7900 < made.slots_least < 8700
-    assert made.slots_least * sizes.blob_bytes < 32 * GIB - sizes.dense_bytes
-    shared = plan_session(sizes, machine, n_ctx=4096, **SESSION | {"parallel": 4})
-    one = plan_session(
-        sizes, machine, n_ctx=4096, **SESSION | {"parallel": 4, "cache_tokens": 4096}
-    )
-    assert shared.slots_least < one.slots_least < made.slots_least
-    assert plan_session(sizes, Machine(141 * GIB, GIB), n_ctx=4096, **SESSION).tier is Tier.VRAM
+    # What is left of 32 GiB beside the dense weights and what a session needs.
+    assert 8400 < made.slots < 9000
+    assert made.slots * sizes.blob_bytes < 32 * GIB - sizes.dense_bytes
+    each = plan_session(sizes, machine, replace(SESSION, parallel=4))
+    shared = replace(SESSION, parallel=4, cache_tokens=ONE_CONTEXT)
+    assert each.slots < plan_session(sizes, machine, shared).slots < made.slots
+    assert plan_session(sizes, Machine(141 * GIB, GIB), SESSION).tier is Tier.VRAM
 
 
 def test_what_does_not_fit_is_refused_at_the_byte(sizes: ModelSizes) -> None:
     enough = Machine(32 * GIB, sizes.expert_bytes)
-    assert plan_session(sizes, enough, n_ctx=4096, **SESSION).tier is Tier.PINNED
+    assert plan_session(sizes, enough, SESSION).tier is Tier.PINNED
     short = Machine(32 * GIB, sizes.expert_bytes - 1)
-    with pytest.raises(ImpError, match=rf"device cuda: {sizes.expert_bytes} bytes of experts"):
-        plan_session(sizes, short, n_ctx=4096, **SESSION)
+    numbers = rf"{sizes.expert_bytes} bytes of experts .*, {sizes.expert_bytes - 1} may be used"
+    with pytest.raises(ImpError, match=f"device cuda: {numbers}"):
+        plan_session(sizes, short, SESSION)
 
 
 def test_a_model_keeps_its_limits_and_says_what_is_planted() -> None:

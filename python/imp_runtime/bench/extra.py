@@ -17,6 +17,7 @@ from imp_runtime.bench.tokens import Int32, TokenSource
 from imp_runtime.gguf.describe import Description
 from imp_runtime.gguf.kinds import Kind
 from imp_runtime.model import Model
+from imp_runtime.placement import vram_in_use
 from imp_runtime.session import Session
 
 PROFILED_STEPS = 16
@@ -42,14 +43,36 @@ class Workload:
 
 
 @dataclass(frozen=True)
+class CacheUse:
+    """The cache of experts in all steps that were timed."""
+
+    slots: int
+    hit_rate: float
+    miss_bytes: float
+    """That a step fetched."""
+
+
+@dataclass(frozen=True)
+class Vram:
+    """Bytes of device memory."""
+
+    limit: int
+    planned: int
+    in_use: int
+    """After the steps, of all processes, CUDA's own included."""
+
+
+@dataclass(frozen=True)
 class Decode:
     """Speed of generation without start-up: the difference of two lengths."""
 
     lengths: tuple[int, int]
     seconds_per_step: float
     sequences: int
-    hit_rate: float | None = None
-    """Share of the experts that the cache had, in all steps that were timed; None = no cache."""
+    cache: CacheUse | None = None
+    """None = no cache of experts."""
+    vram: Vram | None = None
+    """None on the CPU."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -80,7 +103,10 @@ def measure_decode(model: Model, work: Workload, tokens: TokenSource) -> Decode 
     if lengths[0] < 1:
         return None
     text = tokens.take(work.sequences, work.context + work.n_gen)
-    with _session(model, work, max_seqs=2 * work.sequences) as session, ExitStack() as stack:
+    with (
+        _session(model, work, max_seqs=2 * work.sequences, kept_seqs=work.sequences) as session,
+        ExitStack() as stack,
+    ):
         bases = [stack.enter_context(session.open()) for _ in range(work.sequences)]
         read_prompts(session, [s.id for s in bases], text[:, : work.context], work.n_batch)
 
@@ -96,10 +122,18 @@ def measure_decode(model: Model, work: Workload, tokens: TokenSource) -> Decode 
         before = _cache_counts(session)
         times = [[seconds(n) for n in lengths] for _ in range(work.reps)]
         wanted, hits = np.subtract(_cache_counts(session), before)
+        stats, plan = session.expert_stats(), session.plan
+        vram = Vram(plan.vram_limit, plan.vram_bytes, vram_in_use()) if plan else None
     short, long = (samples.median(column) for column in zip(*times, strict=True))
     step = (long - short) / (lengths[1] - lengths[0])
-    rate = float(hits / wanted) if wanted else None
-    return Decode(lengths, step, work.sequences, rate) if step > 0 else None
+    if step <= 0:
+        return None
+    cache = None
+    if wanted:
+        missed = float(wanted - hits) * stats["blob_bytes"]
+        steps = work.reps * sum(lengths)
+        cache = CacheUse(stats["slots"], float(hits / wanted), missed / steps)
+    return Decode(lengths, step, work.sequences, cache, vram)
 
 
 def _cache_counts(session: Session) -> tuple[int, int]:

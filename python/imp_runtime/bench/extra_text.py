@@ -10,6 +10,7 @@ from imp_runtime.bench import samples
 from imp_runtime.bench.extra import Decode, OpTimes, Profile, step_weight_bytes
 from imp_runtime.bench.machine import Ceiling
 from imp_runtime.gguf.describe import Description
+from imp_runtime.units import gib
 
 TOP_OPS = 6
 
@@ -29,6 +30,11 @@ EXTRA_FIELDS = {
     "experts_per_layer": "REAL",
     "routing": "TEXT",
     "hit_rate": "REAL",
+    "expert_slots": "INTEGER",
+    "miss_bytes_per_step": "REAL",
+    "vram_limit_bytes": "INTEGER",
+    "vram_planned_bytes": "INTEGER",
+    "vram_used_bytes": "INTEGER",
     "peak_rss_bytes": "INTEGER",
     "prompt_ops": "TEXT",
     "decode_ops": "TEXT",
@@ -72,6 +78,7 @@ class Extra:
 def extra_fields(extra: Extra, about: Description) -> dict[str, Any]:
     """Name -> value as in EXTRA_FIELDS; None where nothing was measured."""
     n_bytes, decode, profile = extra.weight_bytes(about), extra.decode, extra.profile
+    cache, vram = (decode.cache, decode.vram) if decode else (None, None)
     ceiling = extra.ceiling
     gb = n_bytes / decode.seconds_per_step / 1e9 if decode and n_bytes else None
     gflop = 2 * about.active_parameters * extra.prompt_ts / 1e9 or None
@@ -89,7 +96,12 @@ def extra_fields(extra: Extra, about: Description) -> dict[str, Any]:
         "ceiling_gflop_per_s": ceiling.gflop_per_s if ceiling else None,
         "experts_per_layer": profile.experts_per_layer if profile else None,
         "routing": extra.routing,
-        "hit_rate": decode.hit_rate if decode else None,
+        "hit_rate": cache.hit_rate if cache else None,
+        "expert_slots": cache.slots if cache else None,
+        "miss_bytes_per_step": cache.miss_bytes if cache else None,
+        "vram_limit_bytes": vram.limit if vram else None,
+        "vram_planned_bytes": vram.planned if vram else None,
+        "vram_used_bytes": vram.in_use if vram else None,
         "peak_rss_bytes": extra.peak_rss_bytes,
         "prompt_ops": _rounded(profile.prompt_ops) if profile else None,
         "decode_ops": _rounded(profile.decode_ops) if profile else None,
@@ -135,6 +147,11 @@ def extra_lines(name: str, extra: Extra, about: Description) -> list[str]:
             f"{_of_ceiling(f['prompt_share'])}"
         )
     lines.append(_routing(f, about))
+    if f["vram_used_bytes"] is not None:
+        lines.append(
+            f"  device memory: {gib(f['vram_used_bytes'])} in use, "
+            f"{gib(f['vram_planned_bytes'])} planned, limit {gib(f['vram_limit_bytes'])}"
+        )
     for what in ("prompt", "decode"):
         if f[f"{what}_ops"]:
             lines.append(f"  {what} ops: {_ops(f[f'{what}_ops'])}")
@@ -144,7 +161,12 @@ def extra_lines(name: str, extra: Extra, about: Description) -> list[str]:
 
 def _routing(fields: Mapping[str, Any], about: Description) -> str:
     rate, experts = fields["hit_rate"], fields["experts_per_layer"]
-    hits = "- (no expert cache)" if rate is None else _percent(rate)
+    hits = "- (no expert cache)"
+    if rate is not None:
+        hits = (
+            f"{_percent(rate)} with {fields['expert_slots']} slots, "
+            f"{fields['miss_bytes_per_step'] / 1e6:.1f} MB over the bus a step"
+        )
     line = f"  routing: {fields['routing']}; expert hit rate: {hits}"
     if experts is None:
         return line

@@ -9,7 +9,7 @@ import typer
 
 from imp_runtime.errors import ImpError
 from imp_runtime.planner import Machine, ModelSizes, Request, file_sizes, plan, synthetic_sizes
-from imp_runtime.planner.machine import PCIE_BANDWIDTH, RAM_BANDWIDTH, VRAM_BANDWIDTH
+from imp_runtime.planner.measured import PCIE_BANDWIDTH, RAM_BANDWIDTH, VRAM_BANDWIDTH
 from imp_runtime.session import CACHE_TYPES
 from imp_runtime.units import parse_bytes
 

@@ -212,7 +212,7 @@ def _loaded(path: Path, options: dict[str, Any]) -> Iterator[LLM]:
     if options["device"] == "auto" and chosen is not None:
         log(f"device: {chosen}")
     if (plan := getattr(llm.session, "plan", None)) is not None:
-        log(f"plan: {plan.tier}, {plan.slots_least} of {plan.experts} experts in VRAM")
+        log(f"plan: {plan.tier}, {plan.slots} of {plan.experts} experts in VRAM")
     cache = llm.engine.cache if llm.engine is not None else None
     try:
         with llm:

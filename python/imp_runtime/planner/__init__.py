@@ -3,9 +3,10 @@
 from imp_runtime.planner.fit import plan
 from imp_runtime.planner.machine import Machine
 from imp_runtime.planner.sizes import ModelSizes, file_sizes, synthetic_sizes
-from imp_runtime.planner.types import Part, Plan, Request, Speed, Tier
+from imp_runtime.planner.types import ONE_CONTEXT, Part, Plan, Request, Speed, Tier
 
 __all__ = [
+    "ONE_CONTEXT",
     "Machine",
     "ModelSizes",
     "Part",

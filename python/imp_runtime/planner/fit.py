@@ -7,14 +7,14 @@ from imp_runtime.expert_sim import predict
 from imp_runtime.planner.machine import Machine
 from imp_runtime.planner.sizes import ModelSizes
 from imp_runtime.planner.speed import decode_speed
-from imp_runtime.planner.types import Part, Plan, Request, Tier
+from imp_runtime.planner.types import ONE_CONTEXT, Part, Plan, Request, Tier
 from imp_runtime.units import gib
 
 USUAL_CONTEXT = 32768
 LEAST_CONTEXT = 2048
 """An automatic context is not made smaller than this."""
-START_TOKENS = 4096
-"""Cache of a sequence at start, if it grows towards the context."""
+CONTEXT_SHARE = 0.1
+"""An automatic context's keys and values take at most this of what experts could have."""
 USUAL_UBATCH = 512
 LEAST_UBATCH = 64
 """An automatic n_ubatch is not made smaller than this."""
@@ -52,7 +52,11 @@ class _Fit:
     def __init__(self, model: ModelSizes, machine: Machine, request: Request):
         self.model, self.machine, self.request = model, machine, request
         _check(model, machine, request)
+        fixed_cache = request.cache_tokens is not None and request.cache_tokens != ONE_CONTEXT
+        self.context_open = request.n_ctx is None and not fixed_cache
         self.n_ctx = request.n_ctx or min(USUAL_CONTEXT, model.context_length)
+        if fixed_cache:
+            self.n_ctx = min(self.n_ctx, self.kv_tokens)
         self.n_ubatch = request.n_ubatch or min(USUAL_UBATCH, self.n_ctx)
         self.steps: list[str] = []
         rows = request.parallel
@@ -60,46 +64,62 @@ class _Fit:
         self.least_slots = model.expert_layers * min(model.experts, model.experts_used * rows)
 
     @property
-    def kv_most(self) -> int:
-        return self.n_ctx * self.request.parallel
+    def kv_tokens(self) -> int:
+        """Of all sequences together."""
+        r = self.request
+        if r.cache_tokens is None:
+            return self.n_ctx * (r.parallel + r.kept)
+        return self.n_ctx if r.cache_tokens == ONE_CONTEXT else r.cache_tokens
 
-    @property
-    def kv_start(self) -> int:
-        each = min(self.n_ctx, START_TOKENS) if self.request.kv_grows else self.n_ctx
-        return each * self.request.parallel
-
-    def working(self, kv_tokens: int) -> tuple[Part, ...]:
+    def working(self) -> tuple[Part, ...]:
         """What steps need beside weights, on any device."""
         m, r = self.model, self.request
         outputs = r.parallel * m.vocab * 4
         return (
-            Part("states", m.row_bytes * r.parallel),
-            Part("keys and values", m.cache_bytes(kv_tokens)),
+            Part("states", m.row_bytes * r.state_rows * (r.parallel + r.kept)),
+            Part("keys and values", m.cache_bytes(self.kv_tokens)),
             Part("workspace", self.n_ubatch * m.channels * 4 * WORKSPACE_VALUES + outputs),
         )
 
-    def parts(self, kv_tokens: int) -> list[Part]:
+    def parts(self) -> list[Part]:
         """VRAM beside the experts."""
         m, r = self.model, self.request
         headroom = HEADROOM_BYTES if r.headroom_bytes is None else r.headroom_bytes
         found = [
             Part("dense weights", m.dense_bytes),
-            Part("token embedding", m.embedding_bytes if r.embedding_in_vram else 0),
-            *self.working(kv_tokens),
+            *self.working(),
             Part("headroom", headroom),
         ]
         return [part for part in found if part.bytes]
 
-    def needed(self, slots: int) -> int:
-        """VRAM with the cache at its most."""
-        return sum(p.bytes for p in self.parts(self.kv_most)) + slots * self.model.blob_bytes
+    def beside_experts(self) -> int:
+        """Bytes of parts()."""
+        return sum(part.bytes for part in self.parts())
+
+    def staging(self, slots: int) -> int:
+        """Places of experts that a step reads and a policy with admission does not keep."""
+        policy = self.request.policy
+        if "lrfu" not in policy:
+            return 0
+        own = slots if policy.startswith("pool") else slots // self.model.expert_layers
+        return min(self.model.experts, own)
+
+    def needed(self, experts: int) -> int:
+        """VRAM with room for so many experts."""
+        return self.beside_experts() + experts * self.model.blob_bytes
+
+    def least(self) -> int:
+        """VRAM with the smallest cache of experts."""
+        return self.needed(self.least_slots + self.staging(self.least_slots))
 
     def on_device(self) -> Plan:
         vram = self.machine.vram_bytes
         wanted = self.n_ctx
-        if not self._whole_model() and self.needed(self.least_slots) > vram:
-            self._shrink()
-        least = self.needed(self.least_slots)
+        if not self._whole_model():
+            self._share_context()
+            if self.least() > vram:
+                self._shrink()
+        least = self.least()
         if least > vram:
             raise ImpError(
                 f"{self.model.name}: at least {least} bytes of VRAM are needed ({gib(least)}: "
@@ -110,7 +130,7 @@ class _Fit:
                 f"context {wanted} -> {self.n_ctx}: with it all {self.pairs} experts fit in VRAM"
             )
         if self.needed(self.pairs) <= vram and self.request.expert_share == 1.0:
-            return self._plan(Tier.VRAM, self.pairs, self.pairs, self.kv_most)
+            return self._plan(Tier.VRAM, self.pairs)
         store = self.model.expert_bytes
         if store <= self.machine.ram_bytes:
             return self._cached(Tier.PINNED)
@@ -125,7 +145,7 @@ class _Fit:
 
     def _whole_model(self) -> bool:
         """Take a smaller automatic context if with it no expert has to stay outside."""
-        if self.request.n_ctx is None and self.request.expert_share == 1.0:
+        if self.context_open and self.request.expert_share == 1.0:
             for n_ctx in _halves(self.n_ctx, min(LEAST_CONTEXT * 4, self.n_ctx)):
                 before, self.n_ctx = self.n_ctx, n_ctx
                 if self.needed(self.pairs) <= self.machine.vram_bytes:
@@ -133,8 +153,24 @@ class _Fit:
                 self.n_ctx = before
         return self.needed(self.pairs) <= self.machine.vram_bytes
 
+    def _share_context(self) -> None:
+        """An automatic context takes its share of what experts could have, and no more."""
+        before = self.n_ctx
+        if not self.context_open:
+            return
+        for self.n_ctx in _halves(before, min(LEAST_CONTEXT, before)):
+            cache = self.model.cache_bytes(self.kv_tokens)
+            free = self.machine.vram_bytes - self.beside_experts() + cache
+            if cache <= CONTEXT_SHARE * free:
+                break
+        if self.n_ctx != before:
+            self.steps.append(
+                f"context {before} -> {self.n_ctx}: keys and values of {before} tokens would take "
+                f"more than {CONTEXT_SHARE:.0%} of the VRAM that experts could have"
+            )
+
     def _listing(self) -> str:
-        parts = [f"{p.name} {gib(p.bytes)}" for p in self.parts(self.kv_most)]
+        parts = [f"{p.name} {gib(p.bytes)}" for p in self.parts()]
         experts = gib(self.least_slots * self.model.blob_bytes)
         return ", ".join([*parts, f"{self.least_slots} expert slots {experts}"])
 
@@ -142,15 +178,15 @@ class _Fit:
         """Context first, then the prefill step, as far as the request leaves them open."""
         vram = self.machine.vram_bytes
         for what, least, open_ in (
-            ("n_ctx", LEAST_CONTEXT, self.request.n_ctx is None),
+            ("n_ctx", LEAST_CONTEXT, self.context_open),
             ("n_ubatch", LEAST_UBATCH, self.request.n_ubatch is None),
         ):
-            before, over = getattr(self, what), self.needed(self.least_slots) - vram
+            before, over = getattr(self, what), self.least() - vram
             if over <= 0 or not open_:
                 continue
             for value in _halves(before, min(least, before)):
                 setattr(self, what, value)
-                if self.needed(self.least_slots) <= vram:
+                if self.least() <= vram:
                     break
             after = getattr(self, what)
             if after != before:
@@ -161,29 +197,29 @@ class _Fit:
                 )
 
     def _cached(self, tier: Tier) -> Plan:
-        m, vram = self.model, self.machine.vram_bytes
-
-        def slots(kv_tokens: int) -> int:
-            left = vram - sum(p.bytes for p in self.parts(kv_tokens))
-            return min(self.pairs, int(left * self.request.expert_share) // m.blob_bytes)
-
-        start, least = slots(self.kv_start), slots(self.kv_most)
-        if least < self.least_slots:  # a share that leaves too few
+        m, share = self.model, self.request.expert_share
+        places = int((self.machine.vram_bytes - self.beside_experts()) * share) // m.blob_bytes
+        slots = min(self.pairs, places)
+        while slots + self.staging(slots) > places:
+            slots -= 1
+        if slots < self.least_slots:  # a share that leaves too few
             raise ImpError(
-                f"{m.name}: a cache share of {self.request.expert_share} leaves {least} expert "
+                f"{m.name}: a cache share of {share} leaves {slots} expert "
                 f"slots, a step of {self.request.parallel} tokens needs {self.least_slots}"
             )
-        return self._plan(tier, start, least, self.kv_start)
+        return self._plan(tier, slots)
 
-    def _plan(self, tier: Tier, slots: int, least: int, kv_start: int) -> Plan:
+    def _plan(self, tier: Tier, slots: int) -> Plan:
         m, r = self.model, self.request
-        parts = self.parts(kv_start)
-        if slots:
-            parts.append(Part("experts", slots * m.blob_bytes))
+        parts = self.parts()
+        staging = 0 if tier is Tier.VRAM else self.staging(slots)
+        for name, count in (("experts", slots), ("experts that are not kept", staging)):
+            if count:
+                parts.append(Part(name, count * m.blob_bytes))
         outside = slots < self.pairs
         where = "pinned experts" if tier is Tier.PINNED else "experts"
         ram = [Part(where, m.expert_bytes)] if outside else []
-        if m.embedding_bytes and not r.embedding_in_vram:
+        if m.embedding_bytes:
             ram.append(Part("mapped token embedding", m.embedding_bytes))
         per_layer = slots / m.expert_layers if m.expert_layers else 0.0
         distinct, hits = 0.0, 1.0
@@ -201,14 +237,12 @@ class _Fit:
             model=m.name,
             tier=tier,
             slots=slots,
-            slots_least=least,
             slots_per_layer=per_layer,
             experts=self.pairs,
             n_ctx=self.n_ctx,
             parallel=r.parallel,
             n_ubatch=self.n_ubatch,
-            kv_tokens_start=kv_start,
-            kv_tokens_most=self.kv_most,
+            kv_tokens=self.kv_tokens,
             policy=r.policy,
             vram=tuple(parts),
             vram_limit=self.machine.vram_bytes,
@@ -229,10 +263,10 @@ class _Fit:
         ram = self.machine.ram_bytes
 
         def total() -> int:
-            return sum(p.bytes for p in self.working(self.kv_most))
+            return sum(p.bytes for p in self.working())
 
         before = self.n_ctx
-        if r.n_ctx is None:
+        if self.context_open:
             for self.n_ctx in _halves(before, min(LEAST_CONTEXT, before)):
                 if total() <= ram:
                     break
@@ -263,18 +297,16 @@ class _Fit:
             model=m.name,
             tier=Tier.CPU,
             slots=0,
-            slots_least=0,
             slots_per_layer=0.0,
             experts=self.pairs,
             n_ctx=self.n_ctx,
             parallel=r.parallel,
             n_ubatch=self.n_ubatch,
-            kv_tokens_start=self.kv_most,
-            kv_tokens_most=self.kv_most,
+            kv_tokens=self.kv_tokens,
             policy=r.policy,
             vram=(),
             vram_limit=self.machine.vram_bytes,
-            ram=self.working(self.kv_most),
+            ram=self.working(),
             ram_limit=ram,
             table_bytes=m.table_bytes,
             steps=tuple(self.steps),
@@ -298,6 +330,7 @@ def _check(model: ModelSizes, machine: Machine, request: Request) -> None:
     for name, value, most in (
         ("context", request.n_ctx, min(MAX_CTX, model.context_length)),
         ("parallel sequences", request.parallel, MAX_PARALLEL),
+        ("kept sequences", request.kept + 1, MAX_PARALLEL),
         ("n_ubatch", request.n_ubatch, MAX_PARALLEL),
     ):
         if value is not None and not 1 <= value <= most:

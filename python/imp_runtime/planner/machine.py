@@ -5,13 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from imp_runtime import _core
+from imp_runtime.planner.measured import PCIE_BANDWIDTH, RAM_BANDWIDTH, VRAM_BANDWIDTH
 
-VRAM_BANDWIDTH = 4.8e12
-"""Bytes/s of device memory: data sheet of the H200. An RTX 5090 has 1.79e12."""
-PCIE_BANDWIDTH = 49e9
-"""Bytes/s of experts read from pinned memory: PCIe 5 x16, measured on an H200 (48 to 51e9)."""
-RAM_BANDWIDTH = 34.6e9
-"""Bytes/s of weights that the CPU decodes: two cores of an EPYC, docs/measured.md."""
 RAM_HEADROOM_BYTES = 4 << 30
 """Left free where nobody sets a limit, as the store of experts does."""
 

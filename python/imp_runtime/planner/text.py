@@ -12,19 +12,17 @@ def explain(plan: Plan) -> str:
     facts = [("model", p.model), ("plan", p.tier.value)]
     if p.tier in (Tier.PINNED, Tier.PAGEABLE):
         share = p.slots / p.experts
-        least = f"; {p.slots_least} with a full cache of keys and values"
-        least = least if p.kv_tokens_start < p.kv_tokens_most else ""
         facts.append(
             (
                 "expert slots",
                 f"{p.slots} of {p.experts} ({share:.1%}), {p.slots_per_layer:.0f} a layer, "
-                f"policy {p.policy}{least}",
+                f"policy {p.policy}",
             )
         )
     sequences = "sequence" if p.parallel == 1 else "sequences"
     facts += [
         ("context", f"{p.n_ctx} tokens, {p.parallel} {sequences}, prefill steps of {p.n_ubatch}"),
-        ("keys and values", _cache(p)),
+        ("keys and values", f"{p.kv_tokens} tokens, taken whole at start"),
     ]
     lines = table(facts, frozenset())
     rows = [("memory", "bytes", "")]
@@ -52,9 +50,3 @@ def explain(plan: Plan) -> str:
     s = p.speed
     expected.append(("  step", f"{s.step_ms:.2f} ms, {s.tokens_per_second:.0f} tok/s in all"))
     return "\n".join([*lines, *table(expected, frozenset())])
-
-
-def _cache(p: Plan) -> str:
-    if p.kv_tokens_start == p.kv_tokens_most:
-        return f"{p.kv_tokens_most} tokens"
-    return f"{p.kv_tokens_start} tokens at start, {p.kv_tokens_most} at most"

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+ONE_CONTEXT = -1
+"""Tokens of a cache that holds one full context for all sequences together."""
+
 
 class Tier(StrEnum):
     """Where routed experts are while they wait."""
@@ -23,6 +26,13 @@ class Request:
     """Tokens of the longest sequence."""
     parallel: int = 1
     """Sequences that decode together."""
+    kept: int = 0
+    """Further sequences that are only kept, such as a prefix cache's."""
+    cache_tokens: int | None = None
+    """Tokens of keys and values of all sequences together; None = a full context for each,
+    ONE_CONTEXT = one full context."""
+    state_rows: int = 1
+    """Of a sequence: its own, and the checkpoints that it can go back to."""
     n_ubatch: int | None = None
     """Tokens of a prefill step."""
     expert_share: float = 1.0
@@ -30,11 +40,6 @@ class Request:
     policy: str = "lru"
     headroom_bytes: int | None = None
     """VRAM for the CUDA context, graphs and fragments."""
-    embedding_in_vram: bool = True
-    """As sessions on CUDA keep it."""
-    kv_grows: bool = False
-    """Whether the cache of keys and values starts small and takes from the experts later; sessions
-    take all of it at start."""
     pageable: bool = False
     """Whether experts may be staged from pageable memory where they cannot be pinned."""
 
@@ -74,18 +79,15 @@ class Plan:
     model: str
     tier: Tier
     slots: int
-    """Experts of all layers together that VRAM holds at start."""
-    slots_least: int
-    """What is left of them when the cache of keys and values has grown to its most."""
+    """Experts of all layers together that VRAM holds."""
     slots_per_layer: float
     experts: int
     """Of all layers together."""
     n_ctx: int
     parallel: int
     n_ubatch: int
-    kv_tokens_start: int
-    """Of all sequences together."""
-    kv_tokens_most: int
+    kv_tokens: int
+    """Of all sequences together; taken whole at start."""
     policy: str
     vram: tuple[Part, ...]
     vram_limit: int

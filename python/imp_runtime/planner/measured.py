@@ -1,0 +1,42 @@
+"""What plans take from docs/measured.md: an H200 behind PCIe 5 x16, two cores of an EPYC.
+
+When kernels get faster, this is the only place to change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+VRAM_BANDWIDTH = 4.8e12
+"""Bytes/s of device memory: data sheet. An RTX 5090 has 1.79e12."""
+PCIE_BANDWIDTH = 49e9
+"""Bytes/s of experts read from pinned memory (48 to 51e9)."""
+RAM_BANDWIDTH = 34.6e9
+"""Bytes/s of weights that the CPU decodes."""
+PAGEABLE_SHARE = 0.25
+"""Of the bus that copies through a staging buffer get; not measured."""
+RESOLVE_SECONDS = 5e-6
+"""Of a layer with a cache: 3 to 6 us."""
+HIDDEN_SHARE = 0.0
+"""Of the time of misses that other kernels hide."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A decode step of the released shape with all experts in VRAM."""
+
+    rows: int
+    seconds: float
+    """GPU time, logits not copied."""
+    read_bytes: float
+    """Weights of the experts that were chosen, dense weights and states."""
+
+
+_DENSE, _STATE, _EXPERT = 8_755_482_112, 2 * 118_063_104, 48 * 2_764_800
+STEP_LAYERS = 48
+STEPS = (
+    Step(1, 5.553e-3, _DENSE + _STATE + 10.0 * _EXPERT),
+    Step(8, 13.50e-3, _DENSE + 8 * _STATE + 74.7 * _EXPERT),
+    Step(64, 66.46e-3, _DENSE + 64 * _STATE + 367.1 * _EXPERT),
+)
+"""By rows, ascending. Experts of a layer: 512 (1 - (1 - 10 / 512)^rows)."""

@@ -43,12 +43,18 @@ class FakeSession:
         self.fed: list[list[int]] = []  # one entry per extend
         self.n_open, self.closed = 0, False
         self.interrupt_at: int | None = None  # the extend that raises KeyboardInterrupt
+        self.slots = 0  # of a cache of experts that misses one expert of four
 
     def open(self) -> "FakeSequence":
         if self.n_open:
             raise ImpError("sequences: 1 needed, 0 available")
         self.n_open += 1
         return FakeSequence(self)
+
+    def expert_stats(self) -> dict[str, object]:
+        steps = len(self.fed)
+        counts = {"wanted": [4 * steps, 8 * steps], "hits": [4 * steps, 5 * steps]}
+        return {"slots": self.slots, "blob_bytes": 1_000_000} | counts
 
     def close(self) -> None:
         self.closed = True

@@ -21,6 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 from imp_runtime.model import Model
 from imp_runtime.placement import Limits, vram_in_use
 from imp_runtime.session import Session
+from imp_runtime.stats import counter
 from imp_runtime.units import gib, parse_bytes
 
 WARM_UP, STEPS, TRACED = 3, 8, 4
@@ -81,12 +82,6 @@ def traced(batch: Batch, count: int) -> tuple[float, int, dict[str, tuple[float,
     return span / n, len(kernels) // n, {k: (s / n, int(c) // n) for k, (s, c) in own.items()}
 
 
-def cache_counts(session: Session) -> tuple[int, int]:
-    """(experts wanted, experts found) so far, of all layers"""
-    stats = session.expert_stats()
-    return sum(stats["wanted"]), sum(stats["hits"])
-
-
 def memory_line(session: Session) -> str:
     """Device memory that is in use, all processes and CUDA itself included, beside the plan."""
     line = f"device memory: {gib(vram_in_use())} in use"
@@ -105,7 +100,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, help="experts in device memory, others on the host")
     parser.add_argument("--vram-limit", help="as many slots as such a card has, as 32GiB")
     parser.add_argument("--policy", default="lru")
-    parser.add_argument("--routing", default="model", help="or prose, uniform")
+    parser.add_argument("--routing", default="model", help="or prose, uniform, trace:FILE")
     parser.add_argument("--tokens", type=int, default=STEPS, help="measured steps of a batch size")
     args = parser.parse_args()
     counts = [int(n) for n in args.batch.split(",")]
@@ -134,12 +129,12 @@ def main() -> None:
         for count in counts:
             for _ in range(WARM_UP):
                 batch.step(count)
-            before = cache_counts(session)
+            experts = counter(session.expert_stats)
             begin = time.perf_counter()
             for _ in range(args.tokens):
                 batch.step(count)
             wall = (time.perf_counter() - begin) / args.tokens
-            wanted, hits = np.subtract(cache_counts(session), before)
+            found = experts()
             memory = memory_line(session)
             gpu, nodes, own = traced(batch, count)
             distinct = 512 * (1 - (1 - 10 / 512) ** count)
@@ -150,12 +145,11 @@ def main() -> None:
                 f"with logits on the host {wall * 1e3:.2f} ms = {count / wall:.0f} tok/s"
             )
             print(f"    {memory}")
-            if slots:
-                misses = (wanted - hits) / args.tokens
+            if found is not None:
                 print(
                     f"    routing {args.routing}, {args.policy}, {slots} slots: hit rate "
-                    f"{hits / wanted:.4f}, {misses:.1f} experts = "
-                    f"{misses * EXPERT_BYTES * 1e-6:.1f} MB over the bus a step"
+                    f"{found.hit_rate:.4f}, {found.misses / args.tokens:.1f} experts = "
+                    f"{found.miss_bytes / args.tokens * 1e-6:.1f} MB over the bus a step"
                 )
             top = sorted(own.items(), key=lambda item: -item[1][0])[: args.kernels]
             for name, (seconds, calls) in top:

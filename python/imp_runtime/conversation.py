@@ -93,7 +93,7 @@ class Conversation:
                 stream.prompt_token_ids,
                 stream.params,
                 llm.n_ctx,
-                stream.timings,
+                (stream.timings, llm.timings),
                 deadline,
             ):
                 chunks.append(chunk)

@@ -16,6 +16,7 @@ from imp_runtime.generation import Chunk, Generation
 from imp_runtime.prefix_cache import PrefixCache, boundaries
 from imp_runtime.sampling import SamplingParams
 from imp_runtime.session import Session
+from imp_runtime.stats import Stats
 from imp_runtime.timings import Timings
 from imp_runtime.tokenizer import Tokenizer
 
@@ -51,6 +52,7 @@ class Request:
     keep: Sequence[int] = ()
     timings: Timings = field(default_factory=Timings)
     # Of the engine:
+    submitted: float = field(default_factory=time.perf_counter)
     tokens: list[int] = field(default_factory=list)
     stops: frozenset[int] = frozenset()
     generation: Generation | None = None
@@ -105,6 +107,7 @@ class Engine:
         self._cancelled: list[Request] = []
         self._next_id = 0
         self._closed = False
+        self._timings = Timings()  # of all steps
 
     def submit(
         self,
@@ -145,6 +148,11 @@ class Engine:
     def cache(self) -> PrefixCache | None:
         """Kept states, if it has them."""
         return self._cache
+
+    def stats(self) -> Stats:
+        """Of all requests so far; waits for a step that is running."""
+        with self._step_lock:
+            return Stats.of(self._timings, self._session.expert_stats())
 
     @property
     def active(self) -> int:
@@ -301,6 +309,7 @@ class Engine:
             hit = self._cache.take(request.prompt)
             if hit is not None:
                 request.seq, request.timings.cached_tokens = hit.seq, hit.length
+                self._timings.cached_tokens += hit.length
                 self._scheduler.cached(request.id, hit.length)
                 return
         self._make_room(1, 0)
@@ -332,6 +341,7 @@ class Engine:
             self._failed([self._requests[p[0]] for p in pieces], error)
             return True
         self._scheduler.commit(pieces)
+        self._count(pieces, started)
         row = 0
         for which, first, count, output in pieces:
             request = self._requests[which]
@@ -343,6 +353,15 @@ class Engine:
                 row += 1
         return True
 
+    def _count(self, pieces: Sequence[tuple[int, int, int, bool]], started: float) -> None:
+        """Add a step of (request, first token, tokens, output) to the timings of all."""
+        read = sum(
+            count
+            for which, first, count, _ in pieces
+            if first + count <= len(self._requests[which].prompt)
+        )
+        self._timings.add(read > 0, read or sum(p[2] for p in pieces), started)
+
     def _choose(self, request: Request, logits: npt.NDArray[np.float32]) -> None:
         assert request.generation is not None
         try:
@@ -350,6 +369,8 @@ class Engine:
         except ImpError as error:
             self._end(request, error)
             return
+        if not request.timings.first_token_seconds:
+            request.timings.first_token_seconds = time.perf_counter() - request.submitted
         if chunk.finish_reason is None:
             request.tokens.append(chunk.token_id)
             self._scheduler.token(request.id)

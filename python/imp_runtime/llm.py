@@ -25,6 +25,7 @@ from imp_runtime.prefix_cache import PrefixCache
 from imp_runtime.sampling import SamplingParams
 from imp_runtime.session import Sequence as TokenSequence
 from imp_runtime.session import Session
+from imp_runtime.stats import Stats
 from imp_runtime.timings import Timings
 from imp_runtime.tokenizer import Tokenizer
 
@@ -175,6 +176,8 @@ class LLM(CompletionDicts):
         self.session = session
         self.engine: Engine | None = None
         """Runs the generations, if several may run or states are kept."""
+        self.timings = Timings()
+        """Of all generations that no engine runs."""
         try:
             self.tokenizer = Tokenizer(model.keys)
             if self.tokenizer.vocab_size > model.vocab_size:
@@ -205,6 +208,15 @@ class LLM(CompletionDicts):
         """Tokens of the longest prompt with its answer."""
         return self.session.n_ctx
 
+    def stats(self) -> Stats:
+        """Of all generations so far, also while one runs; see Timings for shared steps.
+
+        Any thread may ask, if there is an engine.
+        """
+        if self.engine is not None:
+            return self.engine.stats()
+        return Stats.of(self.timings, self.session.expert_stats())
+
     @property
     def chat_template(self) -> ChatTemplate:
         """The file's template.
@@ -232,6 +244,7 @@ class LLM(CompletionDicts):
         timeout: float | None = None,
         use_cache: bool = True,
         on_done: Callable[[int, Completion], None] | None = None,
+        on_step: Callable[[], None] | None = None,
     ) -> list[Completion]:
         """Complete each prompt; up to n_parallel of them run at the same time.
 
@@ -242,6 +255,7 @@ class LLM(CompletionDicts):
             timeout: seconds for all of it; None = as long as it takes.
             use_cache: whether the prefix cache is read and fed.
             on_done: called with (index of the prompt, its completion) as each ends.
+            on_step: called between steps.
 
         Returns:
             A Completion per prompt, in order. A prompt's result does not depend on the others.
@@ -262,10 +276,10 @@ class LLM(CompletionDicts):
 
         if self.engine is None:
             for i, stream in enumerate(streams):
-                stream.chunks = self._run(stream, deadline)
+                stream.chunks = _watched(self._run(stream, deadline), on_step)
                 end(i)
         else:
-            self._run_all(self.engine, streams, deadline, use_cache, end)
+            self._run_all(self.engine, streams, deadline, use_cache, end, on_step)
         return [done[i] for i in range(len(streams))]
 
     def stream(
@@ -436,7 +450,7 @@ class LLM(CompletionDicts):
                 stream.prompt_token_ids,
                 stream.params,
                 self.n_ctx,
-                stream.timings,
+                (stream.timings, self.timings),
                 deadline,
             )
 
@@ -447,6 +461,7 @@ class LLM(CompletionDicts):
         deadline: float | None,
         use_cache: bool,
         end: Callable[[int], None],
+        on_step: Callable[[], None] | None,
     ) -> None:
         """Run streams together; `end` is called with the index of each when it has all chunks."""
         events: list[list[Event]] = [[] for _ in streams]
@@ -457,6 +472,8 @@ class LLM(CompletionDicts):
         running = set(range(len(streams)))
 
         def ended() -> list[int]:
+            if on_step is not None:
+                on_step()
             return sorted(i for i in running if events[i] and is_last(events[i][-1]))
 
         try:
@@ -528,6 +545,13 @@ def _chunks(events: Sequence[Event]) -> Iterator[Chunk]:
             yield event
 
 
+def _watched(chunks: Iterator[Chunk], on_step: Callable[[], None] | None) -> Iterator[Chunk]:
+    for chunk in chunks:
+        if on_step is not None:
+            on_step()
+        yield chunk
+
+
 def check_room(tokens: int, n_ctx: int) -> None:
     """Raise ImpError if a prompt of `tokens` does not fit."""
     if tokens > n_ctx:
@@ -540,13 +564,13 @@ def drive(
     new: Sequence[int],
     params: SamplingParams,
     n_ctx: int,
-    timings: Timings,
+    timings: Sequence[Timings],
     deadline: float | None = None,
 ) -> Iterator[Chunk]:
     """Extend `sequence` by the `new` tokens and generate after them.
 
-    The last token chosen is not yet part of the sequence when this ends. `timings` counts what the
-    model does, not what the consumer does between two chunks.
+    The last token chosen is not yet part of the sequence when this ends. All `timings` count what
+    the model and the sampler do, not what the consumer does between two chunks.
 
     Raises:
         ImpError: `new` does not fit, or time.monotonic() reached `deadline`.
@@ -571,14 +595,15 @@ def drive(
         return
     started = time.perf_counter()
     chunk = generation.push(extend(new))
-    timings.prompt_seconds += time.perf_counter() - started
-    timings.prompt_tokens += len(new)
+    for t in timings:
+        t.add(True, len(new), started)
+        t.first_token_seconds = time.perf_counter() - started
     yield chunk
     while chunk.finish_reason is None:
         started = time.perf_counter()
         chunk = generation.push(extend([chunk.token_id]))
-        timings.decode_seconds += time.perf_counter() - started
-        timings.decode_tokens += 1
+        for t in timings:
+            t.add(False, 1, started)
         yield chunk
 
 

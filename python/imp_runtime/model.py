@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-from imp_runtime import _core
+from imp_runtime import _core, trace
 from imp_runtime.errors import ImpError
 from imp_runtime.placement import Limits, choose_device
 from imp_runtime.planner.sizes import ModelSizes, sizes_of
@@ -32,11 +32,13 @@ class Model:
         """What its sessions may take of the machine."""
         self.routing = routing
         """Who chooses experts, if a session does not say: see Session."""
+        self.recorded = trace.routing(routing, self.sizes)
+        """The ids, if `routing` names a file of them."""
         self.device, why = choose_device(device, self.sizes, self.limits)
         """What runs its sessions: "cpu" or "cuda"."""
         self._own_notes = [why] if why else []
         if routing != "model":
-            self._own_notes.append(f"routing: planted ({routing})")
+            self._own_notes.append(f"routing: {self.routed_by}")
 
     @classmethod
     def load(
@@ -90,10 +92,12 @@ class Model:
                 table=65536,seed=2".
             device: as for load(); on CUDA the weights are made where they are kept.
             limits: as for load().
-            routing: of its sessions: random weights route uniformly, "prose" like text.
+            routing: of its sessions, see Session: random weights route uniformly, "prose" like
+                text.
 
         Raises:
-            ImpError: a spec that cannot be read, too little memory, or no such device.
+            ImpError: a spec that cannot be read, too little memory, no such device, or a routing
+                that does not fit the shape.
         """
         on_host = device == "cpu"
         model = cls(_core.Model.synthetic(spec, on_host=on_host), device, limits, routing)
@@ -147,6 +151,19 @@ class Model:
     def table_bytes(self) -> int:
         """Bytes of the n-gram tables, which stay on disk."""
         return self.core.table_bytes
+
+    @property
+    def routed_by(self) -> str:
+        """Who chooses experts, for reports: `routing` in words."""
+        if self.routing == "model":
+            return "model"
+        if self.recorded is None:
+            return f"planted ({self.routing})"
+        t = self.recorded
+        return (
+            f"recorded ({self.routing}: {len(t.ids)} tokens of {t.text} by {t.model}, then from "
+            "the first again)"
+        )
 
     @property
     def notes(self) -> list[str]:

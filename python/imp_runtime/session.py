@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from imp_runtime import _core
+from imp_runtime import _core, trace
 from imp_runtime.errors import ImpError
 from imp_runtime.model import Model
 from imp_runtime.placement import plan_session
@@ -74,8 +74,9 @@ class Session:
                 keys of the block indexer are fp32 always.
             cache_type_v: the same for values.
             routing: who chooses experts, None = as the model says: "model"; for benchmarks "prose"
-                or "uniform" (planted ids that follow a hit curve, whatever the router says), or
-                recorded ids, uint16 [tokens, layers, k], from the start again after the last.
+                or "uniform" (planted ids that follow a hit curve, whatever the router says),
+                "trace:FILE" (see imp_runtime.trace) or recorded ids, uint16 [tokens, layers, k]:
+                those of the next tokens in each step, from the first again after the last.
             expert_slots: CUDA: experts of all layers together that device memory holds; the others
                 stay in pinned host memory. None = as planned within the model's limits.
             expert_policy: of expert_slots; who makes room: "lru" (per layer), "pool" (all layers
@@ -109,7 +110,7 @@ class Session:
             if self.plan.tier is Tier.PINNED:
                 expert_slots, expert_policy = self.plan.slots, self.plan.policy
                 ram_limit = model.limits.ram_bytes or 0
-        routing = model.routing if routing is None else routing
+        self.routing, ids = _routing(model, routing)
         self.core = _core.Session(
             model.core,
             n_ctx=n_ctx or 0,
@@ -126,13 +127,12 @@ class Session:
             rollback_tokens=rollback_tokens,
             cache_type_k=cache_type_k,
             cache_type_v=cache_type_v,
-            routing=routing if isinstance(routing, str) else "model",
-            routing_ids=None if isinstance(routing, str) else np.ascontiguousarray(routing),
+            routing=self.routing if ids is None else "model",
+            routing_ids=ids,
             expert_slots=-1 if expert_slots is None else expert_slots,
             expert_policy=expert_policy,
             ram_limit=ram_limit,
         )
-        self.routing = routing if isinstance(routing, str) else "recorded"
         # Any thread may ask for these, even while a step runs.
         self._n_ctx, self._n_ubatch = self.core.n_ctx, self.core.n_ubatch
         self._closed = False
@@ -222,6 +222,17 @@ class Session:
     def _collect_taps(self) -> None:
         for name, value in self.core.taps().items():
             self._taps.setdefault(name, []).append(value)
+
+
+def _routing(
+    model: Model, wanted: str | npt.NDArray[np.uint16] | None
+) -> tuple[str, npt.NDArray[np.uint16] | None]:
+    """(name, recorded ids)"""
+    if wanted is not None and not isinstance(wanted, str):
+        return "recorded", np.ascontiguousarray(wanted)
+    name = model.routing if wanted is None else wanted
+    recorded = model.recorded if wanted is None else trace.routing(name, model.sizes)
+    return name, None if recorded is None else recorded.ids
 
 
 class Sequence:

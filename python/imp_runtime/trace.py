@@ -13,10 +13,12 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from imp_runtime import _core
 from imp_runtime.errors import ImpError
 
 if TYPE_CHECKING:
     from imp_runtime.model import Model
+    from imp_runtime.planner.sizes import ModelSizes
     from imp_runtime.session import Session
 
 FORMAT = "imp expert trace"
@@ -29,6 +31,8 @@ _MAX_HEADER_BYTES = 1 << 10  # of an array in the file
 _FIELDS = {"ids": ("<u2", 3), "step_rows": ("<i4", 1)}
 
 Ids = npt.NDArray[np.uint16]
+ROUTING_PREFIX = "trace:"
+"""Begins a routing that names a file of recorded ids."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +186,35 @@ def load(path: str | os.PathLike[str]) -> Trace:
     """
     with open(path, "rb") as file:
         return _load(file, os.fspath(path))
+
+
+def routing(name: str, sizes: Callable[[], ModelSizes]) -> Trace | None:
+    """The recorded ids that a routing names: "trace:FILE". None for any other routing.
+
+    Args:
+        name: of a routing, as for Session.
+        sizes: of the model whose experts are chosen.
+
+    Raises:
+        ImpError: as load(), or the trace is of another shape than the model (naming both), or the
+            name is of no routing.
+        OSError: as load().
+    """
+    if not name.startswith(ROUTING_PREFIX):
+        if name != "model":  # refuses other names
+            _core.PlantedRouting(layers=1, experts=1, k=1, curve=name, seed=0)
+        return None
+    path = name.removeprefix(ROUTING_PREFIX)
+    trace, model = load(path), sizes()
+    found = (trace.layers, trace.experts, trace.k)
+    wanted = (model.expert_layers, model.experts, model.experts_used)
+    if found != wanted:
+        raise ImpError(f"{path}: a trace of {_shape(*found)}; {model.name} has {_shape(*wanted)}")
+    return trace
+
+
+def _shape(layers: int, experts: int, k: int) -> str:
+    return f"{layers} layers, {k} of {experts} experts"
 
 
 def _load(file: IO[bytes], path: str) -> Trace:

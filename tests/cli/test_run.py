@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from imp_runtime.cli import run as module
+from imp_runtime.cli import run_stats
 from imp_runtime.cli.main import main
 from imp_runtime.llm import LLM
 from imp_runtime.tokenizer import Tokenizer
@@ -237,6 +238,61 @@ def test_several_prompts(
     chats = [f"<|im_start|>user\n{t}<|im_end|>\n" for t in ("first", "second\tone")]
     starts = [ids(c + "<|im_start|>assistant\n") for c in chats]
     assert [f for f in session.fed if len(f) > 1] == starts
+
+
+STATS = re.compile(
+    r"stats: prompt (\d+) tokens, [\d.]+ t/s, first token after [\d.]+ s; "
+    r"decode (\d+) tokens, [\d.]+ t/s \([\d.]+ ms a token\)\n"
+)
+
+
+def test_stats(session: FakeSession, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("m.gguf", "-p", "x", "--temp", "0", "--stats")
+    session.script = ids("a b c<|im_end|>")
+    steps = len(session.script)
+    status, out, err = run(capsys, *args)
+    assert (status, out) == (0, "a b c\n")
+    match = STATS.match(err)
+    assert match and match.groups() == (str(len(ids("x"))), str(steps - 1))
+    assert SPEED.fullmatch(err[match.end() :])  # no word of a cache
+    session.fed, session.slots, session.script = [], 10, ids("a b c<|im_end|>")
+    _, _, err = run(capsys, *args)
+    experts = (
+        f"stats: experts: hit rate 75.00%, {3 * steps} of {12 * steps} experts missed, "
+        f"{3 * steps / 1000:.3f} GB over PCIe"
+    )
+    assert err.splitlines()[1] == experts
+    session.script = ids("one<|im_end|>two<|im_end|>")
+    _, out, err = run(capsys, "m.gguf", "-p", "a", "-p", "b", "--temp", "0", "--stats")
+    assert out == "--- 1\none\n--- 2\ntwo\n"
+    assert re.search(r"first tokens after [\d.]+ s \(median\), [\d.]+ s at most", err)
+
+
+def test_stats_are_live_on_a_terminal(
+    session: FakeSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line is drawn below the text, taken away before more text comes, and gone at the end."""
+    both: list[str] = []
+    monkeypatch.setattr(run_stats, "REFRESH_SECONDS", 0.0)
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "write", both.append)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    session.script = ids("a b c<|im_end|>")
+    assert main(["run", "m.gguf", "-p", "x", "--temp", "0", "--stats"]) == 0
+    both = both[next(i for i, part in enumerate(both) if part.startswith("a")) :]  # after loading
+    shown = "".join(both)
+    assert re.sub(r"\x1bD\x1bM\x1b7\x1bD\r\x1b\[K[^\x1b]*\x1b8|\x1b\[J", "", shown).startswith(
+        "a b c\nstats: prompt"
+    )
+    drawn = False
+    for part in both:
+        if part.startswith("\x1bD"):
+            drawn = True
+            assert "prompt 1 tokens" in part and "t/s" in part
+        elif part == "\x1b[J":
+            drawn = False
+        else:
+            assert not drawn, part
 
 
 def test_several_prompts_are_as_each_alone(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from imp_runtime import ImpError
+from imp_runtime import ImpError, expert_sim, trace
+from imp_runtime.cli.main import main
 from imp_runtime.model import Model
 from imp_runtime.session import Session
+from imp_runtime.stats import ExpertCounts
 
 LAYERS, EXPERTS, K = 3, 40, 10
 SPEC = f"flash-next:layers={LAYERS},experts={EXPERTS},vocab=1000,table=512"
@@ -79,6 +84,34 @@ def test_counts_equal_the_simulation(model: Model) -> None:
         assert stats["wanted"] == want["layer_wanted"]
         assert stats["hits"] == want["layer_hits"]
         assert sum(stats["kept"]) == want["kept"]
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_trace_hits_as_imp_sim_says(
+    model: Model, batch: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Decode steps whose experts come from a file, and `imp sim` on that file."""
+    made = expert_sim.planted("prose", tokens=60, layers=LAYERS, experts=EXPERTS, used=K)
+    file = tmp_path / "t.npz"
+    trace.save(made, file)
+    for policy in POLICIES:
+        with Session(
+            model,
+            n_ctx=128,
+            max_seqs=batch,
+            expert_slots=LAYERS * 32,
+            expert_policy=policy,
+            routing=f"trace:{file}",
+        ) as session:
+            seqs = [session.open() for _ in range(batch)]
+            for step in range(60 // batch):
+                session.core.step([(s.id, np.array([step], np.int32), 0) for s in seqs])
+            counts = ExpertCounts.of(session.expert_stats())
+        sizes = ("--experts-per-layer", "32", "--policy", policy, "--batch", str(batch), "--json")
+        assert main(["sim", "--trace", str(file), *sizes]) == 0
+        (point,) = json.loads(capsys.readouterr().out)[0]["points"]
+        assert counts is not None and counts.wanted == point["wanted"]
+        assert abs(counts.hit_rate - point["hit_rate"]) < 0.001
 
 
 def test_refusals(model: Model) -> None:

@@ -15,6 +15,7 @@ from imp_runtime.bench.tokens import Int32, TokenSource
 from imp_runtime.errors import ImpError
 from imp_runtime.model import Model
 from imp_runtime.session import Session
+from imp_runtime.stats import ExpertCounts, counter
 
 WARMUP_TOKENS = 16
 
@@ -75,6 +76,8 @@ class BatchedRow:
     case: BatchedCase
     prompt_seconds: tuple[float, ...]
     generate_seconds: tuple[float, ...]
+    experts: ExpertCounts | None = None
+    """What the cache of experts did in all repetitions; None = there is none."""
 
     @property
     def t_pp(self) -> float:
@@ -172,11 +175,13 @@ def _measure(
     session: Session, case: BatchedCase, options: BatchedOptions, tokens: TokenSource
 ) -> BatchedRow:
     text = tokens.take(case.pl, case.pp + case.tg)
+    experts = counter(session.expert_stats)
     times = [
         run_once(session, case, text, options.n_batch, options.separate)
         for _ in range(options.reps)
     ]
-    return BatchedRow(case, tuple(pp for pp, _ in times), tuple(tg for _, tg in times))
+    prompts, generations = zip(*times, strict=True)
+    return BatchedRow(case, prompts, generations, experts())
 
 
 def run_once(

@@ -19,6 +19,7 @@ from imp_runtime.gguf.kinds import Kind
 from imp_runtime.model import Model
 from imp_runtime.placement import vram_in_use
 from imp_runtime.session import Session
+from imp_runtime.stats import ExpertCounts, counter
 
 PROFILED_STEPS = 16
 EXPERT_IDS = "blk.*.expert_ids"
@@ -43,16 +44,6 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class CacheUse:
-    """The cache of experts in all steps that were timed."""
-
-    slots: int
-    hit_rate: float
-    miss_bytes: float
-    """That a step fetched."""
-
-
-@dataclass(frozen=True)
 class Vram:
     """Bytes of device memory."""
 
@@ -69,8 +60,10 @@ class Decode:
     lengths: tuple[int, int]
     seconds_per_step: float
     sequences: int
-    cache: CacheUse | None = None
-    """None = no cache of experts."""
+    steps: int = 0
+    """That were timed, of both lengths."""
+    experts: ExpertCounts | None = None
+    """What the cache did in them; None = there is none."""
     vram: Vram | None = None
     """None on the CPU."""
 
@@ -119,27 +112,16 @@ def measure_decode(model: Model, work: Workload, tokens: TokenSource) -> Decode 
                 return time.perf_counter() - begin
 
         seconds(1)
-        before = _cache_counts(session)
+        experts = counter(session.expert_stats)
         times = [[seconds(n) for n in lengths] for _ in range(work.reps)]
-        wanted, hits = np.subtract(_cache_counts(session), before)
-        stats, plan = session.expert_stats(), session.plan
+        counts, plan = experts(), session.plan
         vram = Vram(plan.vram_limit, plan.vram_bytes, vram_in_use()) if plan else None
     short, long = (samples.median(column) for column in zip(*times, strict=True))
     step = (long - short) / (lengths[1] - lengths[0])
     if step <= 0:
         return None
-    cache = None
-    if wanted:
-        missed = float(wanted - hits) * stats["blob_bytes"]
-        steps = work.reps * sum(lengths)
-        cache = CacheUse(stats["slots"], float(hits / wanted), missed / steps)
-    return Decode(lengths, step, work.sequences, cache, vram)
-
-
-def _cache_counts(session: Session) -> tuple[int, int]:
-    """(experts wanted, experts found) so far, of all layers"""
-    stats = session.expert_stats()
-    return sum(stats["wanted"]), sum(stats["hits"])
+    steps = work.reps * sum(lengths)
+    return Decode(lengths, step, work.sequences, steps, counts, vram)
 
 
 def profile(model: Model, work: Workload, tokens: TokenSource) -> Profile:

@@ -31,6 +31,7 @@ EXTRA_FIELDS = {
     "routing": "TEXT",
     "hit_rate": "REAL",
     "expert_slots": "INTEGER",
+    "misses_per_step": "REAL",
     "miss_bytes_per_step": "REAL",
     "vram_limit_bytes": "INTEGER",
     "vram_planned_bytes": "INTEGER",
@@ -78,7 +79,7 @@ class Extra:
 def extra_fields(extra: Extra, about: Description) -> dict[str, Any]:
     """Name -> value as in EXTRA_FIELDS; None where nothing was measured."""
     n_bytes, decode, profile = extra.weight_bytes(about), extra.decode, extra.profile
-    cache, vram = (decode.cache, decode.vram) if decode else (None, None)
+    experts, vram = (decode.experts, decode.vram) if decode else (None, None)
     ceiling = extra.ceiling
     gb = n_bytes / decode.seconds_per_step / 1e9 if decode and n_bytes else None
     gflop = 2 * about.active_parameters * extra.prompt_ts / 1e9 or None
@@ -96,9 +97,10 @@ def extra_fields(extra: Extra, about: Description) -> dict[str, Any]:
         "ceiling_gflop_per_s": ceiling.gflop_per_s if ceiling else None,
         "experts_per_layer": profile.experts_per_layer if profile else None,
         "routing": extra.routing,
-        "hit_rate": cache.hit_rate if cache else None,
-        "expert_slots": cache.slots if cache else None,
-        "miss_bytes_per_step": cache.miss_bytes if cache else None,
+        "hit_rate": experts.hit_rate if experts else None,
+        "expert_slots": experts.slots if experts else None,
+        "misses_per_step": experts.misses / decode.steps if decode and experts else None,
+        "miss_bytes_per_step": experts.miss_bytes / decode.steps if decode and experts else None,
         "vram_limit_bytes": vram.limit if vram else None,
         "vram_planned_bytes": vram.planned if vram else None,
         "vram_used_bytes": vram.in_use if vram else None,
@@ -165,7 +167,8 @@ def _routing(fields: Mapping[str, Any], about: Description) -> str:
     if rate is not None:
         hits = (
             f"{_percent(rate)} with {fields['expert_slots']} slots, "
-            f"{fields['miss_bytes_per_step'] / 1e6:.1f} MB over the bus a step"
+            f"{fields['misses_per_step']:.1f} misses = "
+            f"{fields['miss_bytes_per_step'] / 1e6:.1f} MB over PCIe per step"
         )
     line = f"  routing: {fields['routing']}; expert hit rate: {hits}"
     if experts is None:

@@ -16,6 +16,7 @@ from imp_runtime.errors import ImpError
 from imp_runtime.model import Model
 from imp_runtime.session import Sequence as Tokens
 from imp_runtime.session import Session
+from imp_runtime.stats import ExpertCounts, counter
 
 NS = 1_000_000_000
 
@@ -68,6 +69,8 @@ class SpeedRow:
     test_time: str
     """UTC, as 2026-01-31T12:00:00Z."""
     samples_ns: tuple[int, ...]
+    experts: ExpertCounts | None = None
+    """What the cache of experts did in all repetitions; None = there is none."""
 
     @property
     def samples_ts(self) -> tuple[float, ...]:
@@ -202,6 +205,8 @@ class _Run:
             self._warm_up(progress)
         test_time = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         times: list[int] = []
+        self._depth.start(self._session, progress).close()  # its run is not counted
+        experts = counter(self._session.expert_stats)
         for i in range(options.reps):
             with self._depth.start(self._session, progress) as seq:
                 begin = time.perf_counter_ns()
@@ -212,7 +217,7 @@ class _Run:
                     progress(f"generation run {i + 1}/{options.reps}")
                     generate(self._session, [seq.id], self._generated, separate=False)
                 times.append(time.perf_counter_ns() - begin)
-        return SpeedRow(self._case, test_time, tuple(times))
+        return SpeedRow(self._case, test_time, tuple(times), experts())
 
     def _read(self, seq: Tokens) -> None:
         read_prompts(self._session, [seq.id], self._prompt, self._case.setup.n_batch)

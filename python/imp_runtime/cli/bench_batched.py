@@ -99,6 +99,7 @@ def _run(model: Model, cases: list[BatchedCase], options: BatchedOptions, parsed
             lines += ["", *extra_lines(result.case.name, measured, about)]
         row = text.table_row(result) if table else text.json_row(result, options, fields)
         print(row, flush=True)
+        common.log_experts(result.case.name, result.experts)
     if table and lines:
         print(*lines, sep="\n")
     print(flush=True)

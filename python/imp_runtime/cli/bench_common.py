@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..bench.extra_text import Extra
     from ..gguf import Description
     from ..model import Model
+    from ..stats import ExpertCounts
 
 
 SYNTHETIC = "synthetic "
@@ -29,6 +30,12 @@ SYNTHETIC = "synthetic "
 def log(*words: object) -> None:
     """A line on stderr."""
     print("imp-bench:", *words, file=sys.stderr, flush=True)
+
+
+def log_experts(name: str, experts: ExpertCounts | None) -> None:
+    """What the cache did during a row, if there is one; llama.cpp's tables have no room for it."""
+    if experts is not None:
+        log(f"{name}: experts: {experts}")
 
 
 def at_least(parsed: Parsed, key: str, least: int) -> int:
@@ -167,5 +174,5 @@ def measure_extra(
         ceilings.get(work.n_threads),
         peak_rss_bytes(),
         "; ".join(notes),
-        "model" if model.routing == "model" else f"planted ({model.routing})",
+        model.routed_by,
     )

@@ -24,7 +24,7 @@ _BOTH = [
     flag("--extra", "more figures: spread, clean decode speed, share of the machine, op times"),
     *PLACEMENT,
     flag("--synthetic SPEC", "random weights of a released shape, such as flash-next:layers=4"),
-    flag("--routing prose|uniform", "planted for --synthetic (default: prose)"),
+    flag("--routing NAME", "for --synthetic: prose (default), uniform, or recorded: trace:FILE"),
 ]
 
 _BATCHED = [

@@ -170,6 +170,7 @@ def _run_model(
             fields = extra_fields(extra, about)
             outputs.lines += extra_lines(row.case.name, extra, about)
         outputs.write(lambda f: f.row(row, facts, fields))
+        common.log_experts(row.case.name, row.experts)
 
     def write_misfit(misfit: SpeedMisfit) -> None:
         common.log(f"{misfit.case.name}: {misfit.reason}")

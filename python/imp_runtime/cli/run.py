@@ -14,6 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from imp_runtime.chat import Message
 from imp_runtime.cli.llama_common import limits_of
 from imp_runtime.cli.run_output import log, show, show_all
+from imp_runtime.cli.run_stats import LiveStats
 from imp_runtime.cli.text import read_file, unescape
 from imp_runtime.cli.tokenize import model_path
 from imp_runtime.conversation import Conversation
@@ -86,6 +87,10 @@ def register(app: typer.Typer) -> None:
         cache_size: Annotated[
             int, typer.Option("--cache-size", help="MiB of states in memory", min=1)
         ] = 1024,
+        stats: Annotated[
+            bool,
+            typer.Option("--stats", help="speed and the expert cache, live and at the end"),
+        ] = False,
         escape: Annotated[
             bool, typer.Option("--escape/--no-escape", "-e", help=r"\n and so on in -p, --prompts")
         ] = True,
@@ -160,14 +165,16 @@ def register(app: typer.Typer) -> None:
             options |= {"cache_dir": cache_dir, "prefix_cache": cache_size << 20}
         with _loaded(path, options) as llm:
             params = replace(llm.defaults, **given)
+            live = LiveStats(llm.stats) if stats else None
             if not texts:
-                _talk(llm, params, system)
+                _talk(llm, params, system, live)
             elif len(texts) > 1:
-                show_all(llm, [_messages(system, t) if chat else t for t in texts], params, source)
+                asked = [_messages(system, t) if chat else t for t in texts]
+                show_all(llm, asked, params, source, live)
             elif chat:
-                show(llm.stream_chat(_messages(system, texts[0]), params), source)
+                show(llm.stream_chat(_messages(system, texts[0]), params), source, live)
             else:
-                show(llm.stream(texts[0], params), source)
+                show(llm.stream(texts[0], params), source, live)
 
 
 def _prompts(
@@ -222,10 +229,10 @@ def _loaded(path: Path, options: dict[str, Any]) -> Iterator[LLM]:
             log(f"note: {refusal}; it was removed")
 
 
-def _talk(llm: LLM, params: SamplingParams, system: str | None) -> None:
+def _talk(llm: LLM, params: SamplingParams, system: str | None, live: LiveStats | None) -> None:
     """A chat that reads one message a line."""
     _ = llm.chat_template  # refuses a file without one before the first message is typed
-    ask = _asker(llm, params, system)
+    ask = _asker(llm, params, system, live)
     while True:
         if sys.stdin.isatty():
             print("> ", end="", file=sys.stderr, flush=True)
@@ -242,13 +249,15 @@ def _talk(llm: LLM, params: SamplingParams, system: str | None) -> None:
                 raise
 
 
-def _asker(llm: LLM, params: SamplingParams, system: str | None) -> Callable[[str], None]:
+def _asker(
+    llm: LLM, params: SamplingParams, system: str | None, live: LiveStats | None
+) -> Callable[[str], None]:
     """What answers one message after the other."""
     if llm.engine is None:
         conversation = Conversation(llm, system)
 
         def talk(text: str) -> None:
-            show(conversation.ask(text, params), "stdin")
+            show(conversation.ask(text, params), "stdin", live)
 
         return talk
     messages = _messages(system, "")[:-1]
@@ -256,7 +265,7 @@ def _asker(llm: LLM, params: SamplingParams, system: str | None) -> Callable[[st
     def ask(text: str) -> None:
         """With a prefix cache: every turn is a request that finds the state of the one before."""
         asked: list[Message] = [*messages, {"role": "user", "content": text}]
-        answer = show(llm.stream_chat(asked, params), "stdin")
+        answer = show(llm.stream_chat(asked, params), "stdin", live)
         messages[:] = [*asked, {"role": "assistant", "content": answer}]
 
     return ask

@@ -22,6 +22,7 @@ using gguf::ValueType;
 
 struct Shape {
   std::int64_t layers = 48, experts = 512, vocab = 248320, table = 1 << 20, seed = 1;
+  DType dense = DType::bf16;
 };
 
 Shape read_spec(const std::string& spec) {
@@ -46,9 +47,15 @@ Shape read_spec(const std::string& spec) {
     const std::string_view item = rest.substr(0, rest.find(','));
     rest.remove_prefix(std::min(rest.size(), item.size() + 1));
     const std::size_t equals = item.find('=');
+    if (item.substr(0, equals) == "dense" && equals != std::string_view::npos) {
+      const std::string_view type = item.substr(equals + 1);
+      if (type != "bf16" && type != "q8_0") bad(str("dense is '", type, "', bf16 or q8_0 is needed"));
+      s.dense = type == "bf16" ? DType::bf16 : DType::q8_0;
+      continue;
+    }
     const auto key = keys.find(item.substr(0, equals));
     if (equals == std::string_view::npos || key == keys.end())
-      bad(str("'", item, "' is not one of layers=, experts=, vocab=, table=, seed="));
+      bad(str("'", item, "' is not one of layers=, experts=, vocab=, table=, seed=, dense="));
     const std::string_view number = item.substr(equals + 1);
     const auto [value, least, most] = key->second;
     const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), *value);
@@ -148,7 +155,7 @@ Rule vector_rule(std::string_view name) {
   return [](float u) { return 0.5f * u; };  // filters and biases
 }
 
-std::vector<Item> items_of(const std::vector<TensorSpec>& specs) {
+std::vector<Item> items_of(const std::vector<TensorSpec>& specs, DType dense) {
   constexpr float code_rms = 3.66f;  // of uniform E2M1 codes times their scales
   std::vector<Item> items;
   for (const TensorSpec& spec : specs) {
@@ -165,7 +172,7 @@ std::vector<Item> items_of(const std::vector<TensorSpec>& specs) {
         break;
       case Role::matrix:
       case Role::embedding:
-        items.push_back({spec.name, spec.dims, DType::bf16, {}, spec.role == Role::embedding});
+        items.push_back({spec.name, spec.dims, dense, {}, spec.role == Role::embedding});
         break;
       case Role::experts:
         items.push_back({spec.name, spec.dims, DType::nvfp4, {}});
@@ -270,7 +277,7 @@ std::shared_ptr<const Model> make_synthetic(const std::string& spec, bool on_hos
   const Shape shape = read_spec(spec);
   const gguf::KeyValues keys = flash_next(shape);
   const Arch& arch = *find_arch("qwen4exp");
-  std::vector<Item> items = items_of(arch.tensors(arch.read(keys)));
+  std::vector<Item> items = items_of(arch.tensors(arch.read(keys)), shape.dense);
   const Image image(keys, items);
 
   std::size_t needed = 0;

@@ -10,7 +10,8 @@ namespace imp {
 
 // `spec`: a shape, and what differs from it, as in "flash-next" or
 // "flash-next:layers=4,experts=64,vocab=32000,table=65536,seed=2" (table: rows of the n-gram table;
-// released: 320001536, here 1048576 unless asked for).
+// released: 320001536, here 1048576 unless asked for); dense=q8_0 instead of bf16 for every matrix
+// that is not a router or an expert.
 //
 // Without `on_host`, weights that a step may touch exist by their seed alone (Weight::seed), and a
 // backend makes them where it keeps them; with it they are in host memory. Fails with

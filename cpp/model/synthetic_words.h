@@ -25,8 +25,19 @@ IMP_HOST_DEVICE inline std::uint64_t synthetic_hash(std::uint64_t seed, std::uin
   return x ^ (x >> 31);
 }
 
-// 32 bits of a tensor of type f32, bf16, f8_e4m3 or nvfp4 (which has 9 words a block, scales
-// first). Plain floats are uniform within +-amplitude; codes are any valid ones.
+// The fp16 scale of a Q8_0 block, within a factor of two of what puts codes within +-amplitude.
+IMP_HOST_DEVICE inline std::uint32_t synthetic_q8_scale(std::uint64_t seed, float amplitude,
+                                                        std::uint64_t block) {
+  constexpr std::uint32_t exponent_shift = 127 - 15;  // of an fp32 exponent to an fp16's
+  const float scale = amplitude / 127;
+  std::uint32_t bits;
+  std::memcpy(&bits, &scale, 4);
+  const auto mantissa = static_cast<std::uint32_t>(synthetic_hash(~seed, block)) & 0x3ffu;
+  return ((bits >> 23) - exponent_shift) << 10 | mantissa;
+}
+
+// 32 bits of a tensor of type f32, bf16, f8_e4m3, q8_0 (34 bytes a block, the scale first) or nvfp4
+// (9 words a block, scales first). Plain floats are uniform within +-amplitude; codes are any.
 IMP_HOST_DEVICE inline std::uint32_t synthetic_word(DType type, std::uint64_t seed, float amplitude,
                                                     std::uint64_t i) {
   const auto bits = static_cast<std::uint32_t>(synthetic_hash(seed, i));
@@ -44,6 +55,17 @@ IMP_HOST_DEVICE inline std::uint32_t synthetic_word(DType type, std::uint64_t se
       const float low = static_cast<float>(static_cast<std::int16_t>(bits & 0xffffu)) * step;
       const float high = static_cast<float>(static_cast<std::int16_t>(bits >> 16)) * step;
       return as_bits(low) >> 16 | (as_bits(high) & 0xffff0000u);
+    }
+    case DType::q8_0: {
+      constexpr std::uint64_t block_bytes = 34;
+      std::uint32_t word = bits;
+      for (std::uint32_t b = 0; b < 4; ++b) {
+        const std::uint64_t block = (4 * i + b) / block_bytes, place = (4 * i + b) % block_bytes;
+        if (place >= 2) continue;
+        const std::uint32_t byte = synthetic_q8_scale(seed, amplitude, block) >> (8 * place) & 0xff;
+        word = (word & ~(0xffu << (8 * b))) | byte << (8 * b);
+      }
+      return word;
     }
     case DType::nvfp4:  // scales of 0.5 to 1.875
       return i % 9 == 0 ? (bits & 0x0f0f0f0fu) | 0x30303030u : bits;

@@ -150,9 +150,10 @@ def test_two_sessions_share_a_process(pair: Pair) -> None:
     same(last[0], logits_of(cuda, tokens[::-1].copy(), 1)[-1])
 
 
-def test_synthetic_weights_are_the_cpus(cuda: None) -> None:
+@pytest.mark.parametrize("dense", ["bf16", "q8_0"])
+def test_synthetic_weights_are_the_cpus(cuda: None, dense: str) -> None:
     """The device makes the same bytes by itself."""
-    spec = "flash-next:layers=4,experts=12,vocab=300,table=1600"
+    spec = f"flash-next:layers=4,experts=12,vocab=300,table=1600,dense={dense}"
     tokens = np.arange(70, dtype=np.int32)
     cpu, device = (logits_of(Model.synthetic(spec, device=d), tokens) for d in ("cpu", "cuda"))
     worst = kl(cpu, device).max()

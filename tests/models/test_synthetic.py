@@ -24,6 +24,12 @@ def test_weights_depend_on_the_seed_alone() -> None:
     assert first.tobytes() == again.tobytes() and not np.array_equal(first, other)
 
 
+def test_dense_weights_of_8_bits() -> None:
+    bf16, q8_0 = logits(SMALL + ",dense=bf16"), logits(SMALL + ",dense=q8_0")
+    assert bf16.tobytes() == logits(SMALL).tobytes() and not np.array_equal(bf16, q8_0)
+    assert np.isfinite(q8_0).all() and 0.1 < q8_0.std() < 10
+
+
 def test_it_says_what_it_is() -> None:
     model = Model.synthetic(SMALL, device="cpu")
     assert model.notes == ["weights: synthetic"] and model.path == f"synthetic {SMALL}"
@@ -41,6 +47,8 @@ def test_it_says_what_it_is() -> None:
         ("flash-next:layers=1025", "layers is '1025', a number from 1 to 1024"),
         ("flash-next:layers=4x", "layers is '4x'"),
         ("flash-next:layers=2,experts=", "experts is ''"),
+        ("flash-next:dense=q4_0", "dense is 'q4_0', bf16 or q8_0 is needed"),
+        ("flash-next:dense", "'dense' is not one of"),
         ("flash-next:table=320001537", "from 16 to 320001536"),
     ],
 )

@@ -2,6 +2,7 @@
 #include "cuda/weights.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "cpp/core/error.h"
 
@@ -114,9 +115,10 @@ Matrix WeightStore::upload(const Weight& w, std::size_t parts, std::size_t strid
                       code_bytes = shape.block_bytes - shape.scale_bytes;
     std::byte* codes = take(blocks * code_bytes, "a weight");
     std::byte* scales = take(blocks * shape.scale_bytes, "a weight's scales");
-    const std::size_t slice = staging_bytes / shape.block_bytes * shape.block_bytes;
+    const std::size_t whole = std::lcm(shape.block_bytes, std::size_t{4});  // blocks and words
+    const std::size_t slice = staging_bytes / whole * whole;
     const DeviceMemory staging = device_memory(std::min(slice, part_bytes), "weight staging");
-    if (w.seed != 0 && (parts > 1 || w.dtype != DType::nvfp4))
+    if (w.seed != 0 && (parts > 1 || part_bytes % whole != 0))
       fail(ErrorCode::internal, "synthetic blocks that are not whole words");
     std::size_t done = 0;
     for (std::size_t p = 0; p < parts; ++p)

@@ -87,7 +87,17 @@ def ops(report: Report, _: argparse.Namespace) -> bool:
 
 
 def models(report: Report, _: argparse.Namespace) -> bool:
-    return report.run("models", tests("tests/gpu", "-p", "no:cacheprovider"), last_line)
+    command = tests("tests/gpu", "--ignore", "tests/gpu/test_gpu_gates.py")
+    return report.run("models", [*command, "-p", "no:cacheprovider"], last_line)
+
+
+def gates(report: Report, _: argparse.Namespace) -> bool:
+    """What must not be exceeded, with what was measured."""
+    return report.run(
+        "gates",
+        [*tests("tests/gpu/test_gpu_gates.py"), "-s", "-p", "no:cacheprovider"],
+        lambda t: "\n".join(["", *(f"    {g}" for g in re.findall(r"gate .*", t)), last_line(t)]),
+    )
 
 
 def sanitize(report: Report, _: argparse.Namespace) -> bool:
@@ -134,6 +144,7 @@ PARTS: dict[str, Callable[[Report, argparse.Namespace], bool]] = {
     "device": info,
     "ops": ops,
     "models": models,
+    "gates": gates,
     "sanitize": sanitize,
     "bench": bench,
     "kernels": kernels,

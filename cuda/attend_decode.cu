@@ -33,6 +33,7 @@ __global__ void __launch_bounds__(threads, 1) attend_decode_kernel(const AttendA
   const std::int64_t head = static_cast<std::int64_t>(t) * a.heads + kv_head * group;
   const std::int64_t width = static_cast<std::int64_t>(a.kv_heads) * dim;
   const ChunkView& chunk = a.step.chunk_of(t);
+  if (chunk.padding()) return;
   const Visible visible(a, chunk, t);
   const std::int64_t part = part_keys(visible.count);
   const std::int64_t first = blockIdx.y * part, end = min(visible.count, first + part);
@@ -145,6 +146,7 @@ __global__ void __launch_bounds__(dim) merge_decode_kernel(const AttendArgs a) {
   const int t = blockIdx.x / a.heads, d = threadIdx.x;
   const float gate = a.qg[(2 * head + 1) * dim + d];
   const ChunkView& chunk = a.step.chunk_of(t);
+  if (chunk.padding()) return;
   const Visible visible(a, chunk, t);
   const int parts = static_cast<int>(div_up(visible.count, part_keys(visible.count)));
   const float* from = a.parts + head * most_parts * dim + d;

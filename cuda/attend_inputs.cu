@@ -83,6 +83,7 @@ __global__ void __launch_bounds__(32 * warps) attend_inputs_kernel(const InputsA
   }
   part -= a.heads;
   const ChunkView& chunk = a.step.chunk_of(t);
+  if (chunk.padding()) return;
   if (part < 2 * a.kv_heads) {
     const int head = part % a.kv_heads;
     const std::int64_t from = (static_cast<std::int64_t>(t) * a.kv_heads + head) * a.dim;

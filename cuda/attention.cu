@@ -56,6 +56,7 @@ __global__ void __launch_bounds__(Threads) attend_kernel(const AttendArgs a) {
   const std::int64_t head = kv_head * group + first;  // of the query, the first of the block
   const std::int64_t width = static_cast<std::int64_t>(a.kv_heads) * a.dim;
   const ChunkView& chunk = a.step.chunk_of(t);
+  if (chunk.padding()) return;
   const Visible visible(a, chunk, t);
   const std::int64_t part = part_keys(visible.count);
   if (blockIdx.y * part >= visible.count) return;
@@ -160,6 +161,7 @@ __global__ void __launch_bounds__(block_threads) merge_kernel(const AttendArgs a
   begin();
   const std::int64_t t = blockIdx.x / a.heads;
   const ChunkView& chunk = a.step.chunk_of(t);
+  if (chunk.padding()) return;
   const Visible visible(a, chunk, t);
   const int parts =
       min(a.n_blocks, static_cast<int>(div_up(visible.count, part_keys(visible.count))));

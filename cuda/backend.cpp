@@ -15,10 +15,17 @@ using cuda::check;
 
 class CudaBackend final : public Backend {
  public:
-  CudaBackend(const CudaOptions& options, std::string detail)
-      : shared_(std::make_shared<cuda::Shared>(options)), detail_(std::move(detail)) {}
+  CudaBackend(const CudaOptions& options, std::shared_ptr<cuda::WeightStore> weights,
+              std::string detail)
+      : shared_(std::make_shared<cuda::Shared>(options, std::move(weights))),
+        detail_(std::move(detail)) {}
 
-  BackendInfo info() const override { return {"cuda", detail_, {DType::f32}}; }
+  BackendInfo info() const override {
+    BackendInfo info{"cuda", detail_, {DType::f32}};
+    if (shared_->options.graphs)
+      info.buckets = {1, 2, 4, 8, 16, 24, 32, 48, cuda::most_captured_rows};
+    return info;
+  }
 
   Block alloc(std::size_t bytes, const char* what) override {
     shared_->enter();
@@ -48,8 +55,7 @@ class CudaBackend final : public Backend {
 
   ExpertStats expert_stats() override {
     shared_->enter();
-    const cuda::CachedExperts* cached = shared_->weights.cached();
-    return cached == nullptr ? ExpertStats{} : cached->stats(stream());
+    return shared_->cached == nullptr ? ExpertStats{} : shared_->cached->stats(stream());
   }
 
   void sync() override {
@@ -71,7 +77,8 @@ class CudaBackend final : public Backend {
 
 }  // namespace
 
-std::shared_ptr<Backend> make_cuda_backend(const CudaOptions& options) {
+std::shared_ptr<Backend> make_cuda_backend(const CudaOptions& options,
+                                           const std::shared_ptr<CudaWeights>& weights) {
   const cuda::Devices all = cuda::find_devices();
   if (all.list.empty()) fail(ErrorCode::unsupported, str("CUDA cannot be used: ", all.problem));
   const int n = static_cast<int>(all.list.size());
@@ -79,11 +86,11 @@ std::shared_ptr<Backend> make_cuda_backend(const CudaOptions& options) {
     fail(ErrorCode::invalid_argument,
          str("CUDA device ", options.device, ", this machine has ", n));
   const cuda::Device& d = all.list[static_cast<std::size_t>(options.device)];
-  if (!d.has_code)
-    fail(ErrorCode::unsupported, str(d.name, " has compute capability ", d.major, ".", d.minor,
-                                     ", and this build holds no code for it"));
+  if (!d.has_code) fail(ErrorCode::unsupported, cuda::no_code(d));
   check(cudaSetDevice(options.device), "cudaSetDevice");
-  return std::make_shared<CudaBackend>(options, cuda::describe(d, all));
+  return std::make_shared<CudaBackend>(
+      options, weights ? weights->store() : std::make_shared<cuda::WeightStore>(),
+      cuda::describe(d, all));
 }
 
 }  // namespace imp

@@ -25,16 +25,27 @@ ExpertCacheMemory::Shape shape_of(const std::vector<ExpertLayer>& layers, const 
 }  // namespace
 
 CachedExperts::CachedExperts(const std::vector<ExpertLayer>& layers, const CudaOptions& o,
-                             cudaStream_t stream)
-    : layers_(layers),
-      store_(layers, o.ram_limit, stream),
+                             WeightStore& weights, cudaStream_t stream)
+    : store_(weights.expert_store(layers, o.ram_limit)),
       wave_(wave_of(layers, o)),
-      cache_(shape_of(layers, o, wave_, store_.blob().bytes), o.expert_policy, store_.layers(),
-             stream) {}
+      cache_(shape_of(layers, o, wave_, store_->blob().bytes), o.expert_policy, store_->layers(),
+             stream) {
+  for (std::size_t l = 0; l < layers.size(); ++l)
+    for (int m = 0; m < 3; ++m) {
+      const ExpertBank& bank = *layers[l].banks[m];
+      Experts e = experts(bank, static_cast<std::int64_t>(l), m);
+      e.factors = weights.factors(bank);
+      banks_.emplace(bank.expert.data, e);
+    }
+}
 
-Experts CachedExperts::experts(std::int64_t layer, int matrix) const {
-  const ExpertBlob& blob = store_.blob();
-  const ExpertBank& bank = *layers_[static_cast<std::size_t>(layer)].banks[matrix];
+const Experts* CachedExperts::find(const ExpertBank& bank) const {
+  const auto it = banks_.find(bank.expert.data);
+  return it == banks_.end() ? nullptr : &it->second;
+}
+
+Experts CachedExperts::experts(const ExpertBank& bank, std::int64_t layer, int matrix) const {
+  const ExpertBlob& blob = store_->blob();
   Experts e;
   e.tiled = can_tile(bank.expert);
   e.expert = packed_matrix(bank.expert, e.tiled);
@@ -60,9 +71,9 @@ ExpertStats CachedExperts::stats(cudaStream_t stream) const {
                 c.experts,
                 c.slots,
                 c.blob_bytes,
-                static_cast<std::int64_t>(store_.bytes()),
-                store_.pin_seconds(),
-                store_.fill_seconds(),
+                static_cast<std::int64_t>(store_->bytes()),
+                store_->pin_seconds(),
+                store_->fill_seconds(),
                 {}};
   for (const auto& n : counts)
     s.by_layer.push_back({static_cast<std::int64_t>(n.wanted), static_cast<std::int64_t>(n.hits),

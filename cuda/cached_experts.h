@@ -1,7 +1,9 @@
-// A model's experts in a pinned store with a cache in front, as kernels address them. C++20-clean.
+// A session's cache of experts in front of the model's store, as kernels address them. C++20-clean.
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <unordered_map>
 #include <vector>
 
 #include "cpp/runtime/backend.h"
@@ -11,22 +13,27 @@
 
 namespace imp::cuda {
 
+class WeightStore;
+
 class CachedExperts {
  public:
-  // `layers` in the order of the model. Fails as the store and the cache do.
-  CachedExperts(const std::vector<ExpertLayer>& layers, const CudaOptions&, cudaStream_t);
+  // `layers` in the order of the model. Fails as the cache does.
+  CachedExperts(const std::vector<ExpertLayer>& layers, const CudaOptions&, WeightStore& weights,
+                cudaStream_t);
 
-  // A bank of layer `layer` without its factors.
-  Experts experts(std::int64_t layer, int matrix) const;
+  // A bank as the cache shows it, or nullptr.
+  const Experts* find(const ExpertBank&) const;
   // Most experts that a step of a layer may ask for at once.
   std::int64_t wave() const { return wave_; }
   ExpertStats stats(cudaStream_t) const;
 
  private:
-  std::vector<ExpertLayer> layers_;
-  ExpertStore store_;
+  Experts experts(const ExpertBank&, std::int64_t layer, int matrix) const;
+
+  std::shared_ptr<const ExpertStore> store_;
   std::int64_t wave_;
   ExpertCacheMemory cache_;
+  std::unordered_map<const void*, Experts> banks_;  // by host address
 };
 
 }  // namespace imp::cuda

@@ -49,11 +49,17 @@ struct Experts {
 struct ChunkView {  // Chunk, as the device reads it
   std::int32_t row, rows, position, state_row;
   std::int32_t first_page;  // in StepView::pages
+#ifdef __CUDACC__
+  // Rows of no sequence are of a chunk behind the others: it has neither state nor pages, and what
+  // is computed for them is dropped.
+  __device__ __forceinline__ bool padding() const { return rows == 0; }
+#endif
 };
 
 // One step's inputs in device memory. Addresses depend on the step's shape only.
 struct StepView {
-  const std::int32_t* n_chunks = nullptr;    // [1]
+  const std::int32_t* n_chunks = nullptr;    // [1] without padding
+  const std::int32_t* n_padding = nullptr;   // [1] rows
   const ChunkView* chunks = nullptr;         // [most_chunks]
   const std::int32_t* row_chunk = nullptr;   // [rows]
   const std::int32_t* tokens = nullptr;      // [rows]
@@ -61,6 +67,7 @@ struct StepView {
   const std::int32_t* outputs = nullptr;     // [outputs]
   const std::int32_t* pages = nullptr;       // of all chunks
   const std::int32_t* expert_ids = nullptr;  // [layers, rows, k] where routing is planted
+  const Draw* draws = nullptr;               // [outputs] where tokens are chosen
   float* state = nullptr;                    // [state rows, state_stride]
   std::int64_t state_stride = 0;
   std::int64_t page_tokens = 0;
@@ -93,11 +100,13 @@ struct TableRows {
 };
 
 class WeightStore;
+class CachedExperts;
 
 struct Context {
   cudaStream_t stream = nullptr;
   const TensorView* tensors = nullptr;
   const WeightStore* weights = nullptr;
+  const CachedExperts* cached = nullptr;  // or absent: all experts are weights like others
   StepView step;
   std::int64_t most_chunks = 0;       // grid size of ops that run by chunk
   const KvLayer* kv = nullptr;        // [attention layers], device pointers

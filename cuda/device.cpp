@@ -35,7 +35,7 @@ Device look_at(int index) {
   }
   if (cudaSetDevice(index) == cudaSuccess) {
     cudaMemGetInfo(&d.free_bytes, &d.total_bytes);
-    d.has_code = code_loads();
+    d.has_code = code_version() > 0;
   }
   cudaGetLastError();
   return d;
@@ -73,14 +73,16 @@ std::string describe(const Device& d, const Devices& all) {
              " free, driver CUDA ", version(all.driver), ", runtime ", version(all.runtime));
 }
 
+const char* architectures() { return IMP_CUDA_ARCHITECTURES; }
+
+std::string no_code(const Device& d) {
+  return str(d.name, " is sm_", d.major, d.minor, ", and this build holds code for ",
+             architectures(), " only");
+}
+
+// Code for older devices does not wait inside of its kernels.
 bool overlaps_launches() {
-  static const bool known = [] {
-    int device = 0, major = 0;
-    check(cudaGetDevice(&device), "cudaGetDevice");
-    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-          "cudaDeviceGetAttribute");
-    return major >= 9;
-  }();
+  static const bool known = code_version() >= 90;
   return known;
 }
 
@@ -90,13 +92,11 @@ namespace imp {
 
 CudaStatus cuda_status() {
   const cuda::Devices all = cuda::find_devices();
-  if (all.list.empty()) return {true, false, all.problem};
+  const char* held = cuda::architectures();
+  if (all.list.empty()) return {true, false, all.problem, held};
   for (const cuda::Device& d : all.list)
-    if (d.has_code) return {true, true, cuda::describe(d, all), d.free_bytes, d.total_bytes};
-  const cuda::Device& d = all.list.front();
-  return {true, false,
-          str(d.name, " has compute capability ", d.major, ".", d.minor,
-              ", and this build holds no code for it")};
+    if (d.has_code) return {true, true, cuda::describe(d, all), held, d.free_bytes, d.total_bytes};
+  return {true, false, cuda::no_code(all.list.front()), held};
 }
 
 }  // namespace imp

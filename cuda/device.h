@@ -28,7 +28,13 @@ Devices find_devices();
 // One line: name, compute capability, memory, versions.
 std::string describe(const Device&, const Devices&);
 
-// Defined in probe.cu: whether a kernel of this build loads on the current device.
-bool code_loads();
+// What this build holds: "sm_90a, sm_120a".
+const char* architectures();
+// Why a device without code cannot be used; one line.
+std::string no_code(const Device&);
+
+// Defined in probe.cu: the architecture (90 = 9.0) that the kernels were compiled for which the
+// current device loads, 0 = it loads none.
+int code_version();
 
 }  // namespace imp::cuda

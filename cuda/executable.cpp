@@ -10,8 +10,6 @@
 namespace imp::cuda {
 namespace {
 
-constexpr std::int64_t most_captured_rows = 64;  // larger steps gain nothing from replay
-
 // All addresses that a capture has baked in.
 struct Addresses {
   int arena = 0, scratch = 0, step = 0;
@@ -41,10 +39,11 @@ class CudaExecutable final : public Executable {
         context_(context),
         tables_(host_tables(*graph_)) {
     shared_->enter();
-    if (shared_->options.expert_slots >= 0 && shared_->weights.cached() == nullptr)
-      shared_->weights.cache_experts(expert_layers(*graph_), shared_->options);
+    if (shared_->options.expert_slots >= 0 && shared_->cached == nullptr)
+      shared_->cached = std::make_unique<CachedExperts>(expert_layers(*graph_), shared_->options,
+                                                        *shared_->weights, shared_->stream.get());
     for (const Node& node : graph_->nodes()) {
-      shared_->weights.add(node.op);
+      shared_->weights->add(node.op, shared_->cached.get());
       scratch_bytes_ = std::max(scratch_bytes_, node_scratch_bytes(*graph_, node.op, context_));
       if (std::holds_alternative<Feed>(node.op)) capturable_ = false;
     }
@@ -75,14 +74,16 @@ class CudaExecutable final : public Executable {
     check(cudaGraphLaunch(program_.get(), stream), "cudaGraphLaunch");
   }
 
-  const float* data(Tensor t) const override {
+  const float* data(Tensor t, std::int64_t first, std::int64_t rows) const override {
     shared_->enter();
     const TensorView& view = views_[static_cast<std::size_t>(t.id)];
-    const std::size_t bytes = graph_->info(t).bytes();
+    const auto row_bytes = static_cast<std::size_t>(view.cols) * 4;
+    const std::size_t bytes = static_cast<std::size_t>(rows) * row_bytes;
     float* to = result(bytes);
     const cudaStream_t stream = shared_->stream.get();
     if (bytes > 0)
-      check(cudaMemcpyAsync(to, view.data, bytes, cudaMemcpyDeviceToHost, stream),
+      check(cudaMemcpyAsync(to, view.data + static_cast<std::size_t>(first) * row_bytes, bytes,
+                            cudaMemcpyDeviceToHost, stream),
             "cudaMemcpyAsync");
     check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     return to;
@@ -101,7 +102,8 @@ class CudaExecutable final : public Executable {
     c_ = {};
     c_.stream = stream;
     c_.tensors = views_.data();
-    c_.weights = &shared_->weights;
+    c_.weights = shared_->weights.get();
+    c_.cached = shared_->cached.get();
     c_.step = shared_->step.view();
     c_.most_chunks = shared_->step.chunks();
     c_.kv = memory.kv.data();

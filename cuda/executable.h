@@ -11,6 +11,8 @@
 
 namespace imp::cuda {
 
+inline constexpr std::int64_t most_captured_rows = 64;  // larger steps gain nothing from replay
+
 // One allocation that grows to the largest request; contents are lost when it does.
 class Workspace {
  public:
@@ -38,10 +40,12 @@ struct Results {
 
 // What the executables of one backend share. They run one at a time.
 struct Shared {
-  explicit Shared(const CudaOptions& o) : options(o) {}
+  Shared(const CudaOptions& o, std::shared_ptr<WeightStore> w)
+      : options(o), weights(std::move(w)) {}
   const CudaOptions options;
   Stream stream = make_stream();
-  WeightStore weights{stream.get()};
+  const std::shared_ptr<WeightStore> weights;
+  std::unique_ptr<CachedExperts> cached;
   Workspace arena, scratch;
   StepBlock step;
   std::shared_ptr<Results> results = std::make_shared<Results>();

@@ -27,6 +27,7 @@ __global__ void __launch_bounds__(block_threads) index_keys_kernel(const KeysArg
   begin();
   const std::int64_t t = blockIdx.x;
   const ChunkView& chunk = a.step.chunk_of(t);
+  if (chunk.padding()) return;
   const std::int64_t position = chunk.position + t - chunk.row;
   if ((position + 1) % a.ratio != 0) return;
   const std::int64_t first = position + 1 - a.ratio;
@@ -69,6 +70,7 @@ __global__ void __launch_bounds__(block_threads) index_tail_kernel(const KeysArg
   begin();
   const std::int64_t t = blockIdx.x;
   const ChunkView& chunk = a.step.chunk_of(t);
+  if (chunk.padding()) return;
   if (t + a.ratio < chunk.row + chunk.rows) return;
   const std::int64_t position = chunk.position + t - chunk.row;
   float* tail = a.step.state_at(chunk, a.state) + position % a.ratio * a.dim;
@@ -95,6 +97,7 @@ __global__ void __launch_bounds__(block_threads) score_kernel(const SelectArgs a
   begin();
   const std::int64_t t = a.first_row + blockIdx.y;
   const ChunkView& chunk = a.step.chunk_of(t);
+  if (chunk.padding()) return;
   const std::int64_t blocks = a.complete_blocks(chunk, t);
   if (blocks <= a.blocks) return;
   const float* q = a.q + t * a.heads * a.dim;
@@ -222,6 +225,7 @@ __global__ void __launch_bounds__(select_threads) select_kernel(const SelectArgs
   begin();
   const std::int64_t t = a.first_row + blockIdx.x;
   const ChunkView& chunk = a.step.chunk_of(t);
+  if (chunk.padding()) return;
   const std::int64_t blocks = a.complete_blocks(chunk, t);
   std::int32_t* selected = a.selected + t * a.blocks;
   if (blocks <= a.blocks) {

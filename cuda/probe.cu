@@ -1,4 +1,4 @@
-// An empty kernel that is asked whether the current device can load this build's code.
+// An empty kernel that is asked what of this build's code the current device loads.
 #include "cuda/device.h"
 
 namespace imp::cuda {
@@ -8,11 +8,11 @@ __global__ void probe() {}
 
 }  // namespace
 
-bool code_loads() {
+int code_version() {
   cudaFuncAttributes attributes;
   const bool ok = cudaFuncGetAttributes(&attributes, probe) == cudaSuccess;
   cudaGetLastError();
-  return ok;
+  return ok ? attributes.ptxVersion : 0;
 }
 
 }  // namespace imp::cuda

@@ -40,6 +40,7 @@ __global__ void __launch_bounds__(block_threads)
   begin();
   const std::int64_t t = blockIdx.x;
   const ChunkView& chunk = step.chunk_of(t);
+  if (chunk.padding()) return;
   const std::int64_t to = step.slot(chunk, chunk.position + t - chunk.row) * width;
   for (std::int64_t i = threadIdx.x; i < width; i += block_threads) {
     keys[to + i] = k[t * width + i];

@@ -41,6 +41,7 @@ __device__ __forceinline__ int rank_of(std::uint32_t key, int n) {
 constexpr int route_threads = 128, route_warps = route_threads / 32, lane_keys = 16;
 
 struct RouteArgs {
+  const std::int32_t* n_padding;
   const float* logits;
   std::int64_t rows;
   int experts, k;
@@ -83,7 +84,8 @@ __global__ void __launch_bounds__(route_threads) route_kernel(const RouteArgs a)
   __shared__ std::int32_t found_ids[route_warps][32];
   const std::int64_t t = blockIdx.x * static_cast<std::int64_t>(route_warps) + warp_id();
   if (t >= a.rows) return;
-  const float* row = a.logits + t * a.experts;
+  // Padding goes where row 0 goes, so that no expert is read for it.
+  const float* row = a.logits + (t < a.rows - *a.n_padding ? t : 0) * a.experts;
   std::int32_t* ids = a.ids + t * a.k;
   float* weights = a.weights + t * a.k;
   std::uint32_t keys[lane_keys], most = 0;
@@ -149,7 +151,7 @@ void run(const Route& op, const Context& c) {
   const std::int64_t rows = c.rows(op.logits);
   if (rows == 0) return;
   launch(route_kernel, static_cast<unsigned>(div_up(rows, route_warps)), route_threads, 0, c.stream,
-         RouteArgs{c.f32(op.logits), rows, static_cast<int>(c.cols(op.logits)),
+         RouteArgs{c.step.n_padding, c.f32(op.logits), rows, static_cast<int>(c.cols(op.logits)),
                    static_cast<int>(op.k), op.renormalise, c.i32(op.ids), c.f32(op.weights),
                    op.planted < 0 ? nullptr : c.step.expert_ids + op.planted * rows * op.k});
 }

@@ -36,6 +36,7 @@ void run(const LinearMix&, const Context&);
 void run(const InjectNorm&, const Context&);
 void run(const MoeFfn&, const Context&);
 void run(const AttendInputs&, const Context&);
+void run(const Sample&, const Context&);
 
 // How many warps share a group of a weight's rows.
 int warps_per_row(const Matrix&);
@@ -44,5 +45,6 @@ int warps_per_row(const Matrix&);
 std::size_t scratch_bytes(const IndexSelect&, std::int64_t rows, std::int64_t context);
 std::size_t scratch_bytes(const Attend&, std::int64_t rows);
 std::size_t scratch_bytes(const ExpertFfn&, std::int64_t slots);
+std::size_t scratch_bytes(const Sample&, std::int64_t rows, std::int64_t vocab);
 
 }  // namespace imp::cuda

@@ -14,6 +14,9 @@ struct Needs {
   }
   std::size_t operator()(const Attend& o) const { return scratch_bytes(o, g.info(o.q).rows); }
   std::size_t operator()(const ExpertFfn& o) const { return scratch_bytes(o, g.info(o.y).rows); }
+  std::size_t operator()(const Sample& o) const {
+    return scratch_bytes(o, g.info(o.logits).rows, g.info(o.logits).cols);
+  }
   std::size_t operator()(const MoeFfn& o) const { return (*this)(o.experts()); }
   template <class Other>
   std::size_t operator()(const Other&) const {

@@ -24,7 +24,7 @@ class Layout {
   std::size_t end_ = 0;
 };
 
-std::int64_t row_count(const StepInputs& s) {
+std::int64_t covered_rows(const StepInputs& s) {
   return s.chunks.empty() ? 0 : s.chunks.back().row + s.chunks.back().rows;
 }
 
@@ -65,14 +65,17 @@ void StepBlock::reserve(std::size_t bytes, cudaStream_t stream) {
 
 void StepBlock::upload(const StepInputs& s, const StepMemory& memory,
                        const std::vector<TableRows>& tables, cudaStream_t stream) {
-  rows_ = row_count(s);
+  const std::int64_t covered = covered_rows(s);
+  rows_ = std::max(std::ssize(s.tokens), covered);
+  const auto padding = static_cast<std::int32_t>(rows_ - covered);
   chunks_ = std::ssize(s.chunks);
   Layout layout;
   const auto ints = [&](std::size_t n) { return layout.take(n * sizeof(std::int32_t)); };
-  const std::size_t n_chunks = ints(1), tokens = ints(s.tokens.size()),
+  const std::size_t counts = ints(2), tokens = ints(s.tokens.size()),
                     positions = ints(s.positions.size()), outputs = ints(s.outputs.size()),
                     row_chunk = ints(static_cast<std::size_t>(rows_)),
-                    chunks = layout.take(static_cast<std::size_t>(rows_) * sizeof(ChunkView));
+                    chunks = layout.take(static_cast<std::size_t>(rows_) * sizeof(ChunkView)),
+                    draws = layout.take(s.draws.size() * sizeof(Draw));
   const auto row_ids = [&s](const TableRows& t) -> const std::vector<std::int32_t>& {
     return t.ngram_layer == TableRows::by_token
                ? s.tokens
@@ -93,13 +96,16 @@ void StepBlock::upload(const StepInputs& s, const StepMemory& memory,
   check(cudaEventSynchronize(copied_.get()), "cudaEventSynchronize");
   reserve(bytes, stream);
   std::byte* h = host_.data();
-  const auto put = [h](std::size_t at, const std::vector<std::int32_t>& v) {
-    if (!v.empty()) std::memcpy(h + at, v.data(), v.size() * sizeof(std::int32_t));
+  const auto put = [h]<class T>(std::size_t at, const std::vector<T>& v) {
+    if (!v.empty()) std::memcpy(h + at, v.data(), v.size() * sizeof(T));
   };
-  *reinterpret_cast<std::int32_t*>(h + n_chunks) = static_cast<std::int32_t>(chunks_);
+  auto* count = reinterpret_cast<std::int32_t*>(h + counts);
+  count[0] = static_cast<std::int32_t>(chunks_);
+  count[1] = padding;
   put(tokens, s.tokens);
   put(positions, s.positions);
   put(outputs, s.outputs);
+  put(draws, s.draws);
   std::size_t id_at = expert_ids;
   for (const auto& ids : s.expert_ids) {
     put(id_at, ids);
@@ -119,6 +125,10 @@ void StepBlock::upload(const StepInputs& s, const StepMemory& memory,
     std::copy_n(c.pages, n, page + first_page);
     first_page += n;
   }
+  if (padding > 0) {
+    views[chunks_] = {static_cast<std::int32_t>(covered)};
+    std::fill_n(row_chunks + covered, padding, static_cast<std::int32_t>(chunks_));
+  }
   tables_ = tables;
   for (std::size_t i = 0; i < tables.size(); ++i) {
     tables_[i].data = device_.data() + table_at[i];
@@ -136,11 +146,18 @@ void StepBlock::upload(const StepInputs& s, const StepMemory& memory,
   const auto at = [&](std::size_t offset) {
     return reinterpret_cast<const std::int32_t*>(device_.data() + offset);
   };
-  view_ = {at(n_chunks),      reinterpret_cast<const ChunkView*>(device_.data() + chunks),
-           at(row_chunk),     at(tokens),
-           at(positions),     at(outputs),
-           at(pages),         at(expert_ids),
-           memory.state,      memory.state_stride,
+  view_ = {at(counts),
+           at(counts) + 1,
+           reinterpret_cast<const ChunkView*>(device_.data() + chunks),
+           at(row_chunk),
+           at(tokens),
+           at(positions),
+           at(outputs),
+           at(pages),
+           at(expert_ids),
+           reinterpret_cast<const Draw*>(device_.data() + draws),
+           memory.state,
+           memory.state_stride,
            memory.page_tokens};
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <type_traits>
 
 #include "cpp/core/error.h"
 
@@ -33,6 +34,8 @@ const auto& lookup(const Map& map, const void* key, const char* what) {
   return it->second;
 }
 
+using Lock = std::lock_guard<std::mutex>;
+
 }  // namespace
 
 std::byte* WeightStore::take(std::size_t bytes, const char* what) {
@@ -42,23 +45,31 @@ std::byte* WeightStore::take(std::size_t bytes, const char* what) {
   return blocks_.back().data();
 }
 
-void WeightStore::cache_experts(const std::vector<ExpertLayer>& layers,
-                                const CudaOptions& options) {
-  cached_ = std::make_unique<CachedExperts>(layers, options, stream_);
-  for (std::size_t l = 0; l < layers.size(); ++l)
-    for (int m = 0; m < 3; ++m) {
-      const ExpertBank& bank = *layers[l].banks[m];
-      Experts e = cached_->experts(static_cast<std::int64_t>(l), m);
-      e.factors = factors(bank);
-      experts_.emplace(bank.expert.data, e);
-    }
+std::shared_ptr<const ExpertStore> WeightStore::expert_store(const std::vector<ExpertLayer>& layers,
+                                                             std::size_t ram_limit) {
+  const Lock lock(mutex_);
+  auto store = expert_store_.lock();
+  if (!store)
+    expert_store_ = store = std::make_shared<const ExpertStore>(layers, ram_limit, stream_.get());
+  return store;
+}
+
+WeightBytes WeightStore::bytes() const {
+  const Lock lock(mutex_);
+  const auto experts = expert_store_.lock();
+  return {bytes_, experts ? experts->bytes() : 0};
 }
 
 const float* WeightStore::factors(const ExpertBank& bank) {
+  const Lock lock(mutex_);
+  return own_factors(bank);
+}
+
+const float* WeightStore::own_factors(const ExpertBank& bank) {
   if (bank.scales == nullptr) return nullptr;
   const Vector v{bank.scales, bank.experts};
   add(v);
-  return vector(v);
+  return vectors_.at(v.data);
 }
 
 Matrix packed_matrix(const Weight& w, bool tiled) {
@@ -103,11 +114,11 @@ Matrix WeightStore::upload(const Weight& w, std::size_t parts, std::size_t strid
   if (shape.block_bytes == 0) {
     std::byte* data = take(parts * part_bytes, "a weight");
     if (w.seed != 0)
-      fill_synthetic(w, 0, parts * part_bytes / 4, data, stream_);
+      fill_synthetic(w, 0, parts * part_bytes / 4, data, stream_.get());
     else
       for (std::size_t p = 0; p < parts; ++p)
         check(cudaMemcpyAsync(data + p * part_bytes, w.data + p * stride, part_bytes,
-                              cudaMemcpyHostToDevice, stream_),
+                              cudaMemcpyHostToDevice, stream_.get()),
               "cudaMemcpyAsync");
     m.data = data;
   } else {
@@ -125,19 +136,19 @@ Matrix WeightStore::upload(const Weight& w, std::size_t parts, std::size_t strid
       for (std::size_t at = 0; at < part_bytes; at += slice) {
         const std::size_t bytes = std::min(slice, part_bytes - at), n = bytes / shape.block_bytes;
         if (w.seed != 0)
-          fill_synthetic(w, at / 4, bytes / 4, staging.data(), stream_);
+          fill_synthetic(w, at / 4, bytes / 4, staging.data(), stream_.get());
         else
           check(cudaMemcpyAsync(staging.data(), w.data + p * stride + at, bytes,
-                                cudaMemcpyHostToDevice, stream_),
+                                cudaMemcpyHostToDevice, stream_.get()),
                 "cudaMemcpyAsync");
-        pack_blocks(w, tiled, staging.data(), done, n, codes, scales, stream_);
+        pack_blocks(w, tiled, staging.data(), done, n, codes, scales, stream_.get());
         done += n;
       }
-    check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+    check(cudaStreamSynchronize(stream_.get()), "cudaStreamSynchronize");
     m.data = codes;
     m.scales = scales;
   }
-  check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+  check(cudaStreamSynchronize(stream_.get()), "cudaStreamSynchronize");
   return m;
 }
 
@@ -160,7 +171,7 @@ void WeightStore::add(const ExpertBank* bank) {
   e.experts = bank->experts;
   e.bytes = e.expert.rows * e.expert.row_bytes;
   e.scale_bytes = e.expert.rows * e.expert.scale_row_bytes;
-  e.factors = factors(*bank);
+  e.factors = own_factors(*bank);
   experts_.emplace(bank->expert.data, e);
 }
 
@@ -168,18 +179,22 @@ void WeightStore::add(const Vector& v) {
   if (vectors_.contains(v.data)) return;
   const std::size_t bytes = static_cast<std::size_t>(v.size) * sizeof(float);
   std::byte* p = take(bytes, "a weight");
-  check(cudaMemcpyAsync(p, v.data, bytes, cudaMemcpyHostToDevice, stream_), "cudaMemcpyAsync");
-  check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+  check(cudaMemcpyAsync(p, v.data, bytes, cudaMemcpyHostToDevice, stream_.get()),
+        "cudaMemcpyAsync");
+  check(cudaStreamSynchronize(stream_.get()), "cudaStreamSynchronize");
   vectors_.emplace(v.data, reinterpret_cast<const float*>(p));
 }
 
 const Matrix& WeightStore::matrix(const Weight& w) const {
+  const Lock lock(mutex_);
   return lookup(matrices_, w.data, "weight");
 }
 const Experts& WeightStore::experts(const ExpertBank& b) const {
+  const Lock lock(mutex_);
   return lookup(experts_, b.expert.data, "bank of experts");
 }
 const float* WeightStore::vector(const Vector& v) const {
+  const Lock lock(mutex_);
   return lookup(vectors_, v.data, "vector");
 }
 
@@ -223,16 +238,46 @@ struct Names {
   void operator()(const Attend&) const {}
   void operator()(const Route&) const {}
   void operator()(const Combine&) const {}
+  void operator()(const Sample&) const {}
 };
 
 }  // namespace
 
-void WeightStore::add(const Op& op) {
-  std::visit(Names{[this](const auto& w) { add(w); }}, op);
+void WeightStore::add(const Op& op, const CachedExperts* cached) {
+  const Lock lock(mutex_);
+  std::visit(Names{[&](const auto& w) {
+               if constexpr (std::is_same_v<decltype(w), const ExpertBank* const&>)
+                 if (cached != nullptr && cached->find(*w) != nullptr) return;
+               add(w);
+             }},
+             op);
 }
 
 const Matrix& Context::matrix(const Weight* w) const { return weights->matrix(*w); }
-const Experts& Context::experts(const ExpertBank* b) const { return weights->experts(*b); }
+const Experts& Context::experts(const ExpertBank* b) const {
+  const Experts* found = cached == nullptr ? nullptr : cached->find(*b);
+  return found != nullptr ? *found : weights->experts(*b);
+}
 const float* Context::vector(const Vector& v) const { return weights->vector(v); }
 
 }  // namespace imp::cuda
+
+namespace imp {
+
+std::shared_ptr<cuda::WeightStore> CudaWeights::store() {
+  const std::lock_guard lock(mutex_);
+  auto store = store_.lock();
+  if (!store) store_ = store = std::make_shared<cuda::WeightStore>();
+  return store;
+}
+
+WeightBytes CudaWeights::bytes() const {
+  const std::lock_guard lock(mutex_);
+  const auto store = store_.lock();
+  return store ? store->bytes() : WeightBytes{};
+}
+
+std::shared_ptr<CudaWeights> make_cuda_weights() { return std::make_shared<CudaWeights>(); }
+WeightBytes weight_bytes(const CudaWeights& weights) { return weights.bytes(); }
+
+}  // namespace imp

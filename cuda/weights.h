@@ -1,30 +1,53 @@
-// Device copies of a model's weights, made once per host tensor. Not thread-safe.
+// Device copies of a model's weights, made once per host tensor, for all sessions of the model.
 #pragma once
 
 #include <cstddef>
 #include <memory>
+#include <mutex>
 #include <unordered_map>
 #include <vector>
 
 #include "cpp/ops/all.h"
+#include "cpp/runtime/backend.h"
 #include "cuda/cached_experts.h"
 #include "cuda/context.h"
 #include "cuda/handles.h"
 
 namespace imp::cuda {
+class WeightStore;
+}
 
+namespace imp {
+
+// What the sessions of a model pass on; the store is there while one of them is.
+class CudaWeights {
+ public:
+  std::shared_ptr<cuda::WeightStore> store();  // made if nobody has it
+  WeightBytes bytes() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::weak_ptr<cuda::WeightStore> store_;
+};
+
+}  // namespace imp
+
+namespace imp::cuda {
+
+// Any thread may call it; what add() has returned from can be read by every stream of the device.
 class WeightStore {
  public:
-  explicit WeightStore(cudaStream_t stream) : stream_(stream) {}
-
-  // Uploads whatever the op names and is not here yet. Tables of which a step needs single rows
-  // stay on the host (host_tables). Fails with out_of_memory, or unsupported for a type without
-  // kernels.
-  void add(const Op&);
-  // These layers' experts stay on the host, behind a cache; before any of them is added.
-  void cache_experts(const std::vector<ExpertLayer>&, const CudaOptions&);
-  const CachedExperts* cached() const { return cached_.get(); }
-  std::size_t bytes() const { return bytes_; }
+  // Uploads whatever the op names and is not here yet, but the experts that `cached` (may be
+  // absent) has. Tables of which a step needs single rows stay on the host (host_tables). Fails
+  // with out_of_memory, or unsupported for a type without kernels.
+  void add(const Op&, const CachedExperts* cached);
+  // All experts of these layers on the host, once for all that hold it at the same time;
+  // `ram_limit` counts when it is made.
+  std::shared_ptr<const ExpertStore> expert_store(const std::vector<ExpertLayer>&,
+                                                  std::size_t ram_limit);
+  // A bank's factors, uploaded if need be, or absent.
+  const float* factors(const ExpertBank&);
+  WeightBytes bytes() const;
 
   const Matrix& matrix(const Weight&) const;
   const Experts& experts(const ExpertBank&) const;
@@ -37,11 +60,12 @@ class WeightStore {
   // `parts` matrices of `shape`, `stride` bytes apart on the host, compact on the device.
   Matrix upload(const Weight& shape, std::size_t parts, std::size_t stride, bool tiled = false);
   std::byte* take(std::size_t bytes, const char* what);
-  const float* factors(const ExpertBank&);
+  const float* own_factors(const ExpertBank&);
 
-  cudaStream_t stream_;
+  mutable std::mutex mutex_;  // of all that follows
+  Stream stream_ = make_stream();
   std::vector<DeviceMemory> blocks_;
-  std::unique_ptr<CachedExperts> cached_;
+  std::weak_ptr<const ExpertStore> expert_store_;
   std::size_t bytes_ = 0;
   // By host address: a tensor that serves twice (tied output) is stored once.
   std::unordered_map<const void*, Matrix> matrices_;

@@ -83,6 +83,9 @@ class FakeSequence:
             logits[0, session.script.pop(0)] = 20.0
         return logits
 
+    def choose(self, tokens, draw):
+        return self.extend(tokens)[-1]
+
     def close(self) -> None:
         if not self.closed:
             self.closed = True

@@ -3,8 +3,8 @@
     python tools/gpu_decode.py [--synthetic flash-next] [--batch 1,8,32,64,128] [--context 4096]
 
 The sequences of a batch are forks of one prompt, so their cache pages are shared, and each goes on
-with its own tokens. GPU time is from the first kernel of a step to the end of its last one, without
-the copy of the logits; a kernel's own time is what it adds to that (kernels overlap at the edges).
+with its own tokens. GPU time is from the first kernel of a step that samples tokens to the end of
+its last one; a kernel's own time is what it adds to that (kernels overlap at the edges).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from imp_runtime.model import Model
 from imp_runtime.placement import Limits, vram_in_use
+from imp_runtime.sampling import SamplingParams
 from imp_runtime.session import Session
 from imp_runtime.stats import counter
 from imp_runtime.units import gib, parse_bytes
@@ -41,11 +42,25 @@ class Batch:
         first.extend(prompt, outputs="none")
         self.seqs = [first, *(first.fork() for _ in range(n - 1))]
 
-    def step(self, count: int) -> None:
-        """One token for each of the first `count` sequences."""
+    def step(self, count: int, params: SamplingParams | None = None) -> None:
+        """One token for each of the first `count` sequences; `params`: the step chooses the next,
+        otherwise it returns logits."""
         tokens = self.random.randint(0, self.session.vocab_size, (count, 1)).astype(np.int32)
         requests = [(s.id, t, 0) for s, t in zip(self.seqs, tokens, strict=False)]
-        self.session.core.step(requests)
+        if params is None:
+            self.session.core.step(requests)
+        else:
+            self.session.core.choose(requests, [params.sampler().next()] * count)
+
+
+def wall_time(batch: Batch, count: int, steps: int, params: SamplingParams | None) -> float:
+    """Seconds of a step."""
+    for _ in range(WARM_UP):
+        batch.step(count, params)
+    begin = time.perf_counter()
+    for _ in range(steps):
+        batch.step(count, params)
+    return (time.perf_counter() - begin) / steps
 
 
 def kernel_name(name: str) -> str:
@@ -57,7 +72,7 @@ def traced(batch: Batch, count: int) -> tuple[float, int, dict[str, tuple[float,
     """(GPU seconds of a step, kernels of a step, own seconds and calls a step by kernel)"""
     with profile(activities=[ProfilerActivity.CUDA]) as trace:
         for _ in range(TRACED):
-            batch.step(count)
+            batch.step(count, SamplingParams())
         torch.cuda.synchronize()
     events = [
         (e.start_ns(), e.start_ns() + e.duration_ns(), e.name())
@@ -109,7 +124,7 @@ def main() -> None:
     limits = Limits(vram_bytes=limit, expert_policy=args.policy)
     model = Model.synthetic(args.synthetic, device="cuda", limits=limits)
     prompt = np.random.RandomState(1).randint(0, model.vocab_size, args.context).astype(np.int32)
-    room = args.context + len(counts) * (WARM_UP + args.tokens + TRACED) + 16
+    room = args.context + len(counts) * (3 * (WARM_UP + args.tokens) + TRACED) + 16
     cache = {"expert_slots": args.slots, "expert_policy": args.policy, "routing": args.routing}
     with Session(model, n_ctx=room, max_seqs=max(counts), **cache) as session:
         batch = Batch(session, prompt, max(counts))
@@ -127,14 +142,11 @@ def main() -> None:
             flush=True,
         )
         for count in counts:
-            for _ in range(WARM_UP):
-                batch.step(count)
+            greedy = wall_time(batch, count, args.tokens, SamplingParams(temperature=0))
+            sampled = wall_time(batch, count, args.tokens, SamplingParams())
             experts = counter(session.expert_stats)
-            begin = time.perf_counter()
-            for _ in range(args.tokens):
-                batch.step(count)
-            wall = (time.perf_counter() - begin) / args.tokens
-            found = experts()
+            wall = wall_time(batch, count, args.tokens, None)
+            found, steps = experts(), WARM_UP + args.tokens
             memory = memory_line(session)
             gpu, nodes, own = traced(batch, count)
             distinct = 512 * (1 - (1 - 10 / 512) ** count)
@@ -142,14 +154,16 @@ def main() -> None:
             print(
                 f"batch {count}: GPU {gpu * 1e3:.3f} ms = {count / gpu:.0f} tok/s, "
                 f"{size / gpu * 1e-12:.2f} TB/s, {nodes} kernels; "
-                f"with logits on the host {wall * 1e3:.2f} ms = {count / wall:.0f} tok/s"
+                f"with logits on the host {wall * 1e3:.2f} ms = {count / wall:.0f} tok/s, "
+                f"greedy tokens {greedy * 1e3:.2f} ms = {count / greedy:.0f} tok/s, "
+                f"sampled {sampled * 1e3:.2f} ms = {count / sampled:.0f} tok/s"
             )
             print(f"    {memory}")
             if found is not None:
                 print(
                     f"    routing {args.routing}, {args.policy}, {slots} slots: hit rate "
-                    f"{found.hit_rate:.4f}, {found.misses / args.tokens:.1f} experts = "
-                    f"{found.miss_bytes / args.tokens * 1e-6:.1f} MB over the bus a step"
+                    f"{found.hit_rate:.4f}, {found.misses / steps:.1f} experts = "
+                    f"{found.miss_bytes / steps * 1e-6:.1f} MB over the bus a step"
                 )
             top = sorted(own.items(), key=lambda item: -item[1][0])[: args.kernels]
             for name, (seconds, calls) in top:

@@ -63,8 +63,9 @@ class CpuExecutable final : public Executable {
     }
   }
 
-  const float* data(Tensor t) const override {
-    return reinterpret_cast<const float*>(arena_ + plan_.offsets[static_cast<std::size_t>(t.id)]);
+  const float* data(Tensor t, std::int64_t first, std::int64_t) const override {
+    const std::byte* at = arena_ + plan_.offsets[static_cast<std::size_t>(t.id)];
+    return reinterpret_cast<const float*>(at) + first * graph_->info(t).cols;
   }
   std::shared_ptr<const void> memory() const override { return shared_->arena.memory(); }
 

@@ -34,6 +34,7 @@ void run(const LinearMix&, const Context&);
 void run(const InjectNorm&, const Context&);
 void run(const MoeFfn&, const Context&);
 void run(const AttendInputs&, const Context&);
+void run(const Sample&, const Context&);
 
 // fp32 words of workspace that one thread needs to run a node; `context` is the longest sequence in
 // tokens.

@@ -69,7 +69,7 @@ std::string_view op_name(const Op& op) {
       "GroupNorm", "ResidualMix",  "ResidualInject", "ConvSilu",      "DeltaRule",   "GatedNorm",
       "RopeTable", "HeadNormRope", "KvStore",        "IndexKeys",     "IndexSelect", "Attend",
       "Route",     "ExpertFfn",    "Combine",        "NgramGate",     "NgramConv",   "Linears",
-      "LinearMix", "InjectNorm",   "MoeFfn",         "AttendInputs"};
+      "LinearMix", "InjectNorm",   "MoeFfn",         "AttendInputs",  "Sample"};
   static_assert(std::size(names) == std::variant_size_v<Op>);
   return names[op.index()];
 }

@@ -15,6 +15,7 @@ namespace imp {
 struct StepShape {
   std::int64_t rows = 0;     // tokens of the step
   std::int64_t outputs = 0;  // rows that want logits; 0 = none
+  bool sample = false;       // the step chooses the tokens after them
   friend auto operator<=>(const StepShape&, const StepShape&) = default;
 };
 

@@ -11,14 +11,15 @@
 #include "cpp/ops/ngram.h"
 #include "cpp/ops/recurrent.h"
 #include "cpp/ops/residual.h"
+#include "cpp/ops/sample.h"
 
 namespace imp {
 
-using Op =
-    std::variant<Feed, EmbedStreams, NgramRows, GatherOutputs, Linear, SwiGlu, GroupNorm,
-                 ResidualMix, ResidualInject, ConvSilu, DeltaRule, GatedNorm, RopeTable,
-                 HeadNormRope, KvStore, IndexKeys, IndexSelect, Attend, Route, ExpertFfn, Combine,
-                 NgramGate, NgramConv, Linears, LinearMix, InjectNorm, MoeFfn, AttendInputs>;
+using Op = std::variant<Feed, EmbedStreams, NgramRows, GatherOutputs, Linear, SwiGlu, GroupNorm,
+                        ResidualMix, ResidualInject, ConvSilu, DeltaRule, GatedNorm, RopeTable,
+                        HeadNormRope, KvStore, IndexKeys, IndexSelect, Attend, Route, ExpertFfn,
+                        Combine, NgramGate, NgramConv, Linears, LinearMix, InjectNorm, MoeFfn,
+                        AttendInputs, Sample>;
 
 std::string_view op_name(const Op& op);
 

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "cpp/quant/quant.h"
@@ -20,11 +21,27 @@ struct Chunk {
       nullptr;  // page ids of the sequence, enough for position + rows tokens
 };
 
+// How the token after an output is chosen; see Sample.
+struct Draw {
+  static constexpr float by_host = -1;
+  static constexpr std::size_t max_suppressed = 4;
+
+  float temperature = by_host;                                 // 0 = greedy; by_host = not at all
+  std::int32_t top_k = 0;                                      // 0 = off
+  float top_p = 1;                                             // 1 = off
+  float log_min_p = -std::numeric_limits<float>::infinity();   // -inf = off
+  double uniform = 0;                                          // [0, 1)
+  std::int32_t suppressed[max_suppressed] = {-1, -1, -1, -1};  // ids; -1 = none
+};
+
+// Rows behind the last chunk are padding, for backends that ask for it (BackendInfo::buckets): they
+// repeat the first row's inputs, belong to no sequence, and nobody looks at their results.
 struct StepInputs {
   std::vector<std::int32_t> tokens;                   // [rows]
   std::vector<std::int32_t> positions;                // [rows]
   std::vector<std::int32_t> outputs;                  // rows that want logits, ascending
-  std::vector<Chunk> chunks;                          // cover all rows, in order
+  std::vector<Chunk> chunks;                          // cover all rows but padding, in order
+  std::vector<Draw> draws;                            // [outputs], where the step has a Sample
   std::vector<std::vector<std::int32_t>> ngram_rows;  // per n-gram layer: [rows, heads] table rows
   std::vector<std::vector<std::int32_t>>
       expert_ids;  // per layer: [rows, k], where Route is planted

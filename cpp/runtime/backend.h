@@ -19,6 +19,9 @@ struct BackendInfo {
   std::string name;                               // "cpu", "cuda"
   std::string detail;                             // instruction set and threads, or the device
   std::vector<DType> cache_types = {DType::f32};  // that its attention reads and writes
+  // Rows of decode steps, ascending: others are padded to the next, so that few shapes are
+  // compiled. Empty = any number of rows as it is.
+  std::vector<std::int64_t> buckets = {};
 };
 
 // A graph bound to memory. Not thread-safe; tensors are valid until the next run.
@@ -28,7 +31,8 @@ class Executable {
   // `after` (may be empty) is called with each node's index once its results can be read.
   virtual void run(const StepInputs&, const StepMemory&,
                    const std::function<void(std::size_t)>& after) = 0;
-  virtual const float* data(Tensor) const = 0;  // host-readable
+  // Rows of a tensor, host-readable.
+  virtual const float* data(Tensor, std::int64_t first, std::int64_t rows) const = 0;
   // Whoever holds it can read data() after later runs and the executable's end, though no longer
   // what this run left there. Absent if data() outlives the executable anyway.
   virtual std::shared_ptr<const void> memory() const { return {}; }
@@ -78,14 +82,25 @@ struct CudaOptions {
   ExpertPolicy expert_policy;
   std::size_t ram_limit = 0;  // bytes of pinned memory at most; 0 = what the machine has
 };
-// Fails with `unsupported` and the reason where no CUDA device can be used.
-std::shared_ptr<Backend> make_cuda_backend(const CudaOptions&);
+// A model's weights on the device, for all backends that are made with it: uploaded once, freed
+// with the last backend. One model and one device each.
+class CudaWeights;
+std::shared_ptr<CudaWeights> make_cuda_weights();
+struct WeightBytes {
+  std::size_t device = 0, pinned = 0;  // pinned: experts on the host
+};
+WeightBytes weight_bytes(const CudaWeights&);  // that it holds now
+// Fails with `unsupported` and the reason where no CUDA device can be used. `weights`: absent = of
+// its own.
+std::shared_ptr<Backend> make_cuda_backend(const CudaOptions&,
+                                           const std::shared_ptr<CudaWeights>& weights = {});
 
 // Whether a CUDA device can be used, and one line that says what was found or why not.
 struct CudaStatus {
   bool built = false;
   bool usable = false;
   std::string detail;
+  std::string architectures;                    // that the build holds code for: "sm_90a, sm_120a"
   std::size_t free_bytes = 0, total_bytes = 0;  // of that device's memory
 };
 CudaStatus cuda_status();

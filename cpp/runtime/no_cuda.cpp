@@ -11,7 +11,12 @@ constexpr const char* reason = "this build has no CUDA code (IMP_CUDA=OFF)";
 
 CudaStatus cuda_status() { return {false, false, reason}; }
 
-std::shared_ptr<Backend> make_cuda_backend(const CudaOptions&) {
+class CudaWeights {};
+std::shared_ptr<CudaWeights> make_cuda_weights() { return std::make_shared<CudaWeights>(); }
+WeightBytes weight_bytes(const CudaWeights&) { return {}; }
+
+std::shared_ptr<Backend> make_cuda_backend(const CudaOptions&,
+                                           const std::shared_ptr<CudaWeights>&) {
   fail(ErrorCode::unsupported, str("CUDA cannot be used: ", reason));
 }
 

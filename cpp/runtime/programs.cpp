@@ -30,6 +30,11 @@ Program Programs::make(StepShape shape) const {
   Program program;
   program.results = model_.arch().build(builder);
   if (program.results.logits) graph->keep(program.results.logits);
+  if (shape.sample) {
+    program.ids = graph->tensor(shape.outputs, 1, DType::i32);
+    graph->add(Sample{program.results.logits, program.ids});
+    graph->keep(program.ids);
+  }
   for (std::size_t i = 0; i < graph->tensors().size(); ++i) {
     const TensorInfo& t = graph->tensors()[i];
     if (t.name.empty() ||
@@ -51,6 +56,7 @@ Program& Programs::get(StepShape shape) {
     programs_.splice(programs_.begin(), programs_, it);
   } else {
     programs_.emplace_front(shape, make(shape));
+    ++compiled_;
     if (programs_.size() > most_kept) programs_.pop_back();
   }
   return programs_.front().second;

@@ -22,6 +22,7 @@ struct Program {
   std::shared_ptr<const Graph> graph;
   std::unique_ptr<Executable> executable;
   StepResults results;
+  Tensor ids;  // of Sample, if the shape has it
   std::vector<Tap> taps;
   std::size_t arena_bytes = 0;
 };
@@ -39,9 +40,10 @@ class Programs {
 
   // Valid until the next call.
   Program& get(StepShape shape);
+  std::int64_t compiled() const { return compiled_; }
 
  private:
-  static constexpr std::size_t most_kept = 16;  // least recently used shapes are dropped
+  static constexpr std::size_t most_kept = 64;  // least recently used shapes are dropped
   Program make(StepShape shape) const;
   Backend& backend_;
   const Model& model_;
@@ -49,6 +51,7 @@ class Programs {
   std::int64_t context_;
   std::vector<std::string> patterns_;
   bool planted_routing_;
+  std::int64_t compiled_ = 0;
   std::list<std::pair<StepShape, Program>> programs_;  // most recent first
 };
 

@@ -2,8 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
+
+#include "cpp/cpu/sample.h"
 
 namespace imp::runtime {
 
@@ -37,10 +40,7 @@ class Rng {
   std::uint64_t state_;
 };
 
-struct Candidate {
-  float logit;
-  std::int32_t id;
-};
+using cpu::Candidate;
 
 class Sampler {
  public:
@@ -50,8 +50,14 @@ class Sampler {
   // greedy. Ties go to the lower id. Fails (numeric) on a NaN or infinite logit, naming its id.
   std::int32_t sample(std::span<const float> logits, std::span<const std::int32_t> recent);
 
-  // The tokens the last call could have chosen; in order of falling logit (then rising id) if any
-  // of top_k, top_p, min_p was on.
+  // For a step that chooses the next token itself, as sample() would; absent if that takes more
+  // than the logits: penalties, or more than Draw::max_suppressed ids.
+  std::optional<Draw> next() const;
+  // It did: the random number is used up.
+  void chosen();
+
+  // The tokens the last sample() could have chosen; in order of falling logit (then rising id) if
+  // any of top_k, top_p, min_p was on.
   std::span<const Candidate> candidates() const { return kept_; }
 
   // The same parameters and random state, independent from here on.
@@ -63,8 +69,8 @@ class Sampler {
  private:
   std::span<const float> adjust(std::span<const float> logits,
                                 std::span<const std::int32_t> recent);
-  void keep_top_p(std::span<const float> logits, float max_logit);
-  std::int32_t draw();
+  bool penalises() const;
+  Draw draw() const;
 
   SamplingParams params_;
   Rng rng_;

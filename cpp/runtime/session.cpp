@@ -27,6 +27,15 @@ std::int64_t pool_pages(const HParams& h, const SessionOptions& o, std::int64_t 
   return pages(context) * (o.cache_tokens == one_context ? 1 : o.max_seqs);
 }
 
+StepShape shape_of(std::span<const StepRequest> requests) {
+  StepShape shape;
+  for (const StepRequest& r : requests) {
+    shape.rows += std::ssize(r.tokens);
+    shape.outputs += std::ssize(r.tokens) - r.first_output;
+  }
+  return shape;
+}
+
 // State rows of a sequence: its own and the two checkpoints.
 std::int64_t rows_each(const SessionOptions& o) { return o.rollback_tokens > 0 ? 3 : 1; }
 
@@ -75,6 +84,7 @@ Session::Session(std::shared_ptr<const Model> model, std::shared_ptr<Backend> ba
       backend_(std::move(backend)),
       options_(options),
       n_ctx_(choose_context(*model_, *backend_, options)),
+      buckets_(backend_->info().buckets),
       memory_(*backend_, model_->hparams(), options.cache_types,
               pool_pages(model_->hparams(), options, n_ctx_), options.max_seqs, options.poison,
               rows_each(options) - 1),
@@ -157,9 +167,10 @@ void Session::check(std::span<const StepRequest> requests) {
           str("a step of ", total, " tokens, at most ", options_.n_ubatch));
 }
 
-void Session::pack(std::span<const StepRequest> requests) {
+void Session::pack(std::span<const StepRequest> requests, std::span<const Draw> draws) {
   const HParams& h = model_->hparams();
   step_ = {};
+  step_.draws.assign(draws.begin(), draws.end());
   std::int64_t row = 0;
   if (h.ngram) step_.ngram_rows.resize(h.ngram->layers.size());
   for (const StepRequest& r : requests) {
@@ -195,12 +206,75 @@ void Session::pack(std::span<const StepRequest> requests) {
   }
 }
 
-std::expected<Logits, Shortage> Session::step(std::span<const StepRequest> requests) {
-  check(requests);
-  return advance(requests);
+// Decode steps only, where every sequence has one token and wants what follows. Whoever watches a
+// step sees it as it is.
+StepShape Session::padded(StepShape shape, std::size_t sequences) const {
+  const auto n = static_cast<std::int64_t>(sequences);
+  const auto bucket = std::ranges::lower_bound(buckets_, n);
+  if (shape.rows != n || shape.outputs != n || bucket == buckets_.end() ||
+      *bucket > options_.n_ubatch || options_.profile || !options_.taps.empty())
+    return shape;
+  shape.rows = shape.outputs = *bucket;
+  return shape;
 }
 
-std::expected<Logits, Shortage> Session::advance(std::span<const StepRequest> requests) {
+// Repeats the first row of step_ until it has the shape.
+void Session::pad(StepShape shape) {
+  const auto rows = static_cast<std::size_t>(shape.rows), had = step_.tokens.size();
+  if (rows == had) return;
+  step_.tokens.resize(rows, step_.tokens.front());
+  step_.positions.resize(rows, step_.positions.front());
+  step_.outputs.resize(rows, step_.outputs.front());
+  if (shape.sample) step_.draws.resize(rows);
+  const auto repeat = [&](std::vector<std::int32_t>& values) {
+    const std::size_t width = values.size() / had;
+    values.resize(rows * width);
+    for (std::size_t r = had; r < rows; ++r)
+      std::copy_n(values.begin(), width, values.begin() + static_cast<std::ptrdiff_t>(r * width));
+  };
+  for (auto& table_rows : step_.ngram_rows) repeat(table_rows);
+  for (auto& ids : step_.expert_ids) repeat(ids);
+}
+
+std::expected<Logits, Shortage> Session::step(std::span<const StepRequest> requests) {
+  check(requests);
+  const auto done = advance(requests, {});
+  if (!done) return std::unexpected(done.error());
+  return logits(**done, 0, shape_of(requests).outputs);
+}
+
+std::expected<std::vector<Choice>, Shortage> Session::choose(std::span<const StepRequest> requests,
+                                                             std::span<const Draw> draws) {
+  check(requests);
+  const std::int64_t outputs = shape_of(requests).outputs;
+  require(std::ssize(draws) == outputs, str(draws.size(), " draws for ", outputs, " outputs"));
+  for (const Draw& d : draws)
+    for (const std::int32_t id : d.suppressed)
+      require(id >= -1 && id < model_->hparams().vocab,
+              str("suppressed token ", id, ", the vocabulary has ", model_->hparams().vocab));
+  const auto done = advance(requests, draws);
+  if (!done) return std::unexpected(done.error());
+  std::vector<Choice> choices(draws.size());
+  if (draws.empty()) return choices;
+  const Program& program = **done;
+  const auto* ids =
+      reinterpret_cast<const std::int32_t*>(program.executable->data(program.ids, 0, outputs));
+  for (std::int64_t i = 0; i < outputs; ++i) {
+    Choice& c = choices[static_cast<std::size_t>(i)];
+    c.token = ids[i];
+    if (c.token < 0) c.logits = logits(program, i, 1);
+  }
+  return choices;
+}
+
+Logits Session::logits(const Program& program, std::int64_t first, std::int64_t rows) const {
+  if (rows == 0) return {};
+  const Executable& executable = *program.executable;
+  return {executable.data(program.results.logits, first, rows), rows, executable.memory()};
+}
+
+std::expected<const Program*, Shortage> Session::advance(std::span<const StepRequest> requests,
+                                                         std::span<const Draw> draws) {
   for (const StepRequest& r : requests) {
     Sequence& s = find(r.seq);
     const std::int64_t length = std::ssize(s.tokens);
@@ -208,25 +282,22 @@ std::expected<Logits, Shortage> Session::advance(std::span<const StepRequest> re
     if (auto room = memory_.reserve(s.state, length, length + std::ssize(r.tokens)); !room)
       return std::unexpected(room.error());
   }
-  StepShape shape;
-  for (const StepRequest& r : requests) {
-    shape.rows += std::ssize(r.tokens);
-    shape.outputs += std::ssize(r.tokens) - r.first_output;
-  }
+  StepShape shape = shape_of(requests);
+  shape.sample = !draws.empty();
+  shape = padded(shape, requests.size());
   Program& program = programs_.get(shape);  // may fail: nothing has changed yet
   arena_bytes_ = std::max(arena_bytes_, program.arena_bytes);
   for (const StepRequest& r : requests) keep_state(find(r.seq));
   try {
-    pack(requests);
+    pack(requests, draws);
+    pad(shape);
     model_->prefetch_rows(step_.ngram_rows);
     run(program);
   } catch (...) {
     abandon(requests);
     throw;
   }
-  if (!program.results.logits) return Logits{};
-  const Executable& executable = *program.executable;
-  return Logits{executable.data(program.results.logits), shape.outputs, executable.memory()};
+  return &program;
 }
 
 // Two checkpoints, at least rollback_tokens apart: the older one is always that far back.
@@ -281,7 +352,7 @@ std::expected<void, Shortage> Session::truncate(SeqId seq, std::int64_t length) 
     const StepRequest part{
         seq, std::span(replay).subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(n)),
         n};
-    if (auto done = advance({&part, 1}); !done)
+    if (auto done = advance({&part, 1}, {}); !done)
       fail(ErrorCode::internal, str("replay: ", done.error().message()));
     at += n;
   }
@@ -348,7 +419,7 @@ void Session::run(Program& program) {
       if (tap.node != node) continue;
       const TensorInfo& t = graph.info(tap.tensor);
       TapData data{tap.name, t.dtype, t.rows, t.cols, std::vector<std::byte>(t.bytes())};
-      std::memcpy(data.data.data(), program.executable->data(tap.tensor), t.bytes());
+      std::memcpy(data.data.data(), program.executable->data(tap.tensor, 0, t.rows), t.bytes());
       taps_.push_back(std::move(data));
     }
   };

@@ -55,6 +55,12 @@ struct Logits {
   std::shared_ptr<const void> memory;  // keeps `data` readable, see Executable::memory
 };
 
+// What an output came to: its token, or for the host to choose (see Sample) -1 and its logits.
+struct Choice {
+  std::int32_t token = -1;
+  Logits logits;
+};
+
 struct TapData {
   std::string name;
   DType dtype = DType::f32;
@@ -104,10 +110,16 @@ class Session {
   // Shortage nothing has happened. Tokens are checked first. After an error while the step ran, its
   // sequences can only be closed.
   std::expected<Logits, Shortage> step(std::span<const StepRequest> requests);
+  // The same, and chooses the token after each output as its draw says, so that only tokens leave
+  // the device. draws: one per output, in order.
+  std::expected<std::vector<Choice>, Shortage> choose(std::span<const StepRequest> requests,
+                                                      std::span<const Draw> draws);
   // Copies of the last step's named intermediates.
   const std::vector<TapData>& taps() const { return taps_; }
   // Time by op since the session was opened, if options.profile.
   const std::map<std::string, OpTime>& op_times() const { return op_times_; }
+  // Shapes of steps compiled so far.
+  std::int64_t compiled() const { return programs_.compiled(); }
   // Bytes of activations of the largest step so far.
   std::size_t arena_bytes() const { return arena_bytes_; }
 
@@ -120,7 +132,9 @@ class Session {
     std::array<std::int64_t, 2> kept = {-1, -1};
   };
   // What step() does without taking checkpoints.
-  std::expected<Logits, Shortage> advance(std::span<const StepRequest> requests);
+  std::expected<const Program*, Shortage> advance(std::span<const StepRequest> requests,
+                                                  std::span<const Draw> draws);
+  Logits logits(const Program& program, std::int64_t first, std::int64_t rows) const;
   void keep_state(Sequence& s);
   void keep_older(Sequence& s);
   Sequence& find(SeqId seq);
@@ -128,13 +142,16 @@ class Session {
   Sequence& usable(SeqId seq);
   void abandon(std::span<const StepRequest> requests) noexcept;
   void check(std::span<const StepRequest> requests);
-  void pack(std::span<const StepRequest> requests);
+  void pack(std::span<const StepRequest> requests, std::span<const Draw> draws);
+  StepShape padded(StepShape shape, std::size_t sequences) const;
+  void pad(StepShape shape);
   void run(Program& program);
 
   std::shared_ptr<const Model> model_;
   std::shared_ptr<Backend> backend_;
   SessionOptions options_;
   std::int64_t n_ctx_;
+  std::vector<std::int64_t> buckets_;  // of decode steps, see BackendInfo
   SequenceMemory memory_;
   Programs programs_;
   std::unordered_map<SeqId, Sequence> sequences_;

@@ -131,6 +131,7 @@ nb::dict system_info() {
   d["cuda_built"] = cuda.built;
   d["cuda_usable"] = cuda.usable;
   d["cuda_detail"] = cuda.detail;
+  d["cuda_architectures"] = cuda.architectures;
   d["cuda_free_bytes"] = cuda.free_bytes;
   d["cuda_total_bytes"] = cuda.total_bytes;
   return d;

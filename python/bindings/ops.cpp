@@ -4,6 +4,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -40,6 +42,18 @@ class Call {
       step_.positions = nb::cast<std::vector<std::int32_t>>(step["positions"]);
     if (step.contains("outputs"))
       step_.outputs = nb::cast<std::vector<std::int32_t>>(step["outputs"]);
+    if (step.contains("draws"))  // (temperature, top_k, top_p, min_p, uniform, suppressed ids)
+      for (nb::handle h : step["draws"]) {
+        const nb::tuple t = nb::cast<nb::tuple>(h);
+        Draw& d = step_.draws.emplace_back();
+        d.temperature = nb::cast<float>(t[0]);
+        d.top_k = nb::cast<std::int32_t>(t[1]);
+        d.top_p = nb::cast<float>(t[2]);
+        d.log_min_p = std::log(nb::cast<float>(t[3]));
+        d.uniform = nb::cast<double>(t[4]);
+        const auto ids = nb::cast<std::vector<std::int32_t>>(t[5]);
+        std::copy_n(ids.begin(), std::min(ids.size(), Draw::max_suppressed), d.suppressed);
+      }
     if (step.contains("ngram_rows"))
       step_.ngram_rows = nb::cast<std::vector<std::vector<std::int32_t>>>(step["ngram_rows"]);
     if (step.contains("chunks"))  // (row, rows, position, state row, pages)
@@ -154,7 +168,7 @@ class Call {
     }
     nb::dict results;
     for (const auto& [name, t] : outputs_)
-      results[name.c_str()] = copy(executable->data(t), graph_->info(t));
+      results[name.c_str()] = copy(executable->data(t, 0, graph_->info(t).rows), graph_->info(t));
     return results;
   }
 
@@ -473,6 +487,11 @@ const std::map<std::string, Make>& makers() {
                           c.number("eps"),
                           c.out("value", c.rows(r), c.cols(r)),
                           c.out("n", c.rows(r), c.cols(r))};
+       }},
+      {"sample",
+       [](Call& c) -> Op {
+         const Tensor logits = c.in("logits");
+         return Sample{logits, c.out("ids", c.rows(logits), 1, DType::i32)};
        }},
       {"ngram_conv",
        [](Call& c) -> Op {

@@ -2,6 +2,7 @@
 #include "cpp/runtime/sampler.h"
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
@@ -26,6 +27,7 @@ std::span<const std::int32_t> view(const Tokens& a) { return {a.data(), a.size()
 }  // namespace
 
 void bind_sampler(nb::module_& m) {
+  nb::class_<imp::Draw>(m, "Draw", "How a step chooses a token by itself.");
   nb::class_<Sampler>(m, "Sampler", "Logits of one sequence in, one token out.")
       .def(
           "__init__",
@@ -55,6 +57,9 @@ void bind_sampler(nb::module_& m) {
             return ids;
           },
           "Ids that the last call of sample() could have chosen.")
+      .def("next", &Sampler::next,
+           "For Session.choose(): what sample() would do; None if that takes more than the logits.")
+      .def("chosen", &Sampler::chosen, "A step chose a token by next().")
       .def("fork", &Sampler::fork,
            "The same parameters and random state, independent from here on.")
       .def_prop_ro("rng_state", [](Sampler& self) { return self.rng().state(); });

@@ -23,6 +23,21 @@ namespace {
 
 using Tokens = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using LogitsArray = nb::ndarray<nb::numpy, const float, nb::ndim<2>, nb::c_contig>;
+using LogitsRow = nb::ndarray<nb::numpy, const float, nb::ndim<1>, nb::c_contig>;
+using Requests = std::vector<std::tuple<std::int64_t, Tokens, std::int64_t>>;
+
+std::vector<imp::StepRequest> step_requests(const Requests& requests) {
+  std::vector<imp::StepRequest> step;
+  for (const auto& [seq, tokens, first] : requests)
+    step.push_back({seq, {tokens.data(), tokens.shape(0)}, first});
+  return step;
+}
+
+nb::capsule owner(std::shared_ptr<const void> memory) {
+  using Memory = std::shared_ptr<const void>;
+  return nb::capsule(new Memory(std::move(memory)),
+                     [](void* p) noexcept { delete static_cast<Memory*>(p); });
+}
 
 // Values for shortages inside the runtime, exceptions at the edge.
 template <class T>
@@ -30,6 +45,11 @@ T unwrap(std::expected<T, imp::Shortage>&& r) {
   if (!r) imp::fail(imp::ErrorCode::out_of_memory, r.error().message());
   return std::move(*r);
 }
+
+// Made with the model, so that its sessions can share what is on the device.
+struct DeviceWeights {
+  std::shared_ptr<imp::CudaWeights> handle = imp::make_cuda_weights();
+};
 
 // Lets one thread in at a time; a second one gets an error, not a race.
 class PySession {
@@ -119,6 +139,12 @@ nb::object tap_array(const imp::TapData& t) {
 }  // namespace
 
 void bind_session(nb::module_& m) {
+  nb::class_<DeviceWeights>(m, "DeviceWeights", "Weights on the device while sessions use them.")
+      .def(nb::init<>())
+      .def_prop_ro("device_bytes",
+                   [](const DeviceWeights& w) { return imp::weight_bytes(*w.handle).device; })
+      .def_prop_ro("pinned_bytes",
+                   [](const DeviceWeights& w) { return imp::weight_bytes(*w.handle).pinned; });
   nb::class_<PySession>(m, "Session", "Sequences over one model. One thread at a time.")
       .def(
           "__init__",
@@ -129,7 +155,8 @@ void bind_session(nb::module_& m) {
              std::int64_t rollback_tokens, const std::string& cache_type_k,
              const std::string& cache_type_v, const std::string& routing,
              const std::optional<RoutingIds>& routing_ids, std::int64_t expert_slots,
-             const std::string& expert_policy, std::int64_t ram_limit) {
+             const std::string& expert_policy, std::int64_t ram_limit,
+             const DeviceWeights* weights) {
             const imp::CudaOptions cuda{0, graphs, expert_slots, imp::read_policy(expert_policy),
                                         static_cast<std::size_t>(ram_limit)};
             if (expert_slots >= 0 && device != "cuda")
@@ -138,19 +165,20 @@ void bind_session(nb::module_& m) {
                                  "; the cache is for CUDA"));
             const imp::HParams& h = model->hparams();
             auto ids = routed_by(h, routing, routing_ids);
-            new (self) PySession(std::move(model),
-                                 {n_ctx,
-                                  max_seqs,
-                                  n_ubatch,
-                                  std::move(taps),
-                                  poison,
-                                  profile,
-                                  cache_tokens,
-                                  rollback_tokens,
-                                  {imp::cache_type(cache_type_k), imp::cache_type(cache_type_v)},
-                                  std::move(ids)},
-                                 device == "cuda" ? imp::make_cuda_backend(cuda)
-                                                  : imp::make_cpu_backend({n_threads, kernels}));
+            new (self) PySession(
+                std::move(model),
+                {n_ctx,
+                 max_seqs,
+                 n_ubatch,
+                 std::move(taps),
+                 poison,
+                 profile,
+                 cache_tokens,
+                 rollback_tokens,
+                 {imp::cache_type(cache_type_k), imp::cache_type(cache_type_v)},
+                 std::move(ids)},
+                device == "cuda" ? imp::make_cuda_backend(cuda, weights ? weights->handle : nullptr)
+                                 : imp::make_cpu_backend({n_threads, kernels}));
           },
           nb::arg("model"), nb::kw_only(), nb::arg("n_ctx") = 0, nb::arg("max_seqs") = 1,
           nb::arg("n_ubatch") = 512, nb::arg("n_threads") = 0, nb::arg("kernels") = "auto",
@@ -159,7 +187,8 @@ void bind_session(nb::module_& m) {
           nb::arg("cache_tokens") = 0, nb::arg("rollback_tokens") = 0,
           nb::arg("cache_type_k") = "f32", nb::arg("cache_type_v") = "f32",
           nb::arg("routing") = "model", nb::arg("routing_ids") = nb::none(),
-          nb::arg("expert_slots") = -1, nb::arg("expert_policy") = "lru", nb::arg("ram_limit") = 0)
+          nb::arg("expert_slots") = -1, nb::arg("expert_policy") = "lru", nb::arg("ram_limit") = 0,
+          nb::arg("weights") = nb::none())
       .def("close", &PySession::close)
       .def_prop_ro("n_ctx",
                    [](PySession& s) { return s.use([](imp::Session& x) { return x.n_ctx(); }); })
@@ -179,6 +208,8 @@ void bind_session(nb::module_& m) {
       .def_prop_ro(
           "arena_bytes",
           [](PySession& s) { return s.use([](imp::Session& x) { return x.arena_bytes(); }); })
+      .def_prop_ro("compiled",
+                   [](PySession& s) { return s.use([](imp::Session& x) { return x.compiled(); }); })
       .def_prop_ro("free_pages",
                    [](PySession& s) {
                      return s.use([](imp::Session& x) { return x.memory().page_pool().free(); });
@@ -306,11 +337,8 @@ void bind_session(nb::module_& m) {
           nb::arg("seq"))
       .def(
           "step",
-          [](PySession& s,
-             const std::vector<std::tuple<std::int64_t, Tokens, std::int64_t>>& requests) {
-            std::vector<imp::StepRequest> step;
-            for (const auto& [seq, tokens, first] : requests)
-              step.push_back({seq, {tokens.data(), tokens.shape(0)}, first});
+          [](PySession& s, const Requests& requests) {
+            const std::vector<imp::StepRequest> step = step_requests(requests);
             std::int64_t vocab = 0;
             imp::Logits logits;
             {
@@ -321,18 +349,43 @@ void bind_session(nb::module_& m) {
               });
             }
             static const float nothing = 0;
-            using Memory = std::shared_ptr<const void>;
-            auto* memory = new Memory(std::move(logits.memory));
-            const nb::capsule owner(memory,
-                                    [](void* p) noexcept { delete static_cast<Memory*>(p); });
             return LogitsArray(
                 logits.rows == 0 ? &nothing : logits.data,
-                {static_cast<std::size_t>(logits.rows), static_cast<std::size_t>(vocab)}, owner);
+                {static_cast<std::size_t>(logits.rows), static_cast<std::size_t>(vocab)},
+                owner(std::move(logits.memory)));
           },
           nb::arg("requests").noconvert(),
           "Runs [(sequence, int32 tokens, first output)] in one step. Returns float32 [outputs, "
           "vocab], a view that is "
           "valid until the next step.")
+      .def(
+          "choose",
+          [](PySession& s, const Requests& requests,
+             const std::vector<std::optional<imp::Draw>>& draws) {
+            const std::vector<imp::StepRequest> step = step_requests(requests);
+            std::vector<imp::Draw> all;
+            for (const auto& d : draws) all.push_back(d.value_or(imp::Draw{}));
+            std::vector<imp::Choice> choices;
+            std::int64_t vocab = 0;
+            {
+              nb::gil_scoped_release unlocked;
+              s.use([&](imp::Session& x) {
+                vocab = x.model().hparams().vocab;
+                choices = unwrap(x.choose(step, all));
+              });
+            }
+            nb::list out;
+            for (imp::Choice& c : choices)
+              out.append(c.token >= 0
+                             ? nb::cast(c.token)
+                             : nb::cast(LogitsRow(c.logits.data, {static_cast<std::size_t>(vocab)},
+                                                  owner(std::move(c.logits.memory)))));
+            return out;
+          },
+          nb::arg("requests").noconvert(), nb::arg("draws"),
+          "As step(), with a Draw or None for each output. Returns for each output its token, or "
+          "where the host has to choose its logits, float32 [vocab], a view that is valid until "
+          "the next step.")
       .def(
           "op_times",
           [](PySession& s) {

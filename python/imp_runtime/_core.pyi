@@ -130,6 +130,16 @@ class Model:
     def prefetch(self, begin: int, end: int) -> None:
         """Reads bytes [begin, end) of resident_bytes into the page cache."""
 
+class DeviceWeights:
+    """Weights on the device while sessions use them."""
+
+    def __init__(self) -> None: ...
+    @property
+    def device_bytes(self) -> int: ...
+    @property
+    def pinned_bytes(self) -> int:
+        """Of experts on the host."""
+
 class Session:
     """Sequences over one model. One thread at a time."""
 
@@ -156,6 +166,7 @@ class Session:
         expert_slots: int = -1,
         expert_policy: str = "lru",
         ram_limit: int = 0,
+        weights: DeviceWeights | None = None,
     ) -> None: ...
     def expert_stats(self) -> dict[str, Any]: ...
     def close(self) -> None: ...
@@ -167,6 +178,10 @@ class Session:
     def backend(self) -> str: ...
     @property
     def arena_bytes(self) -> int: ...
+    @property
+    def compiled(self) -> int:
+        """Shapes of steps compiled so far."""
+
     @property
     def free_pages(self) -> int: ...
     @property
@@ -214,6 +229,17 @@ class Session:
         Returns float32 [outputs, vocab], a read-only view that is valid until the next step.
         """
 
+    def choose(
+        self,
+        requests: Sequence[tuple[int, NDArray[np.int32], int]],
+        draws: Sequence[Draw | None],
+    ) -> list[int | NDArray[np.float32]]:
+        """As step(), with a Draw or None for each output.
+
+        Returns for each output its token, or where the host has to choose its logits, float32
+        [vocab], a read-only view that is valid until the next step.
+        """
+
     def op_times(self) -> dict[str, tuple[float, int]]:
         """Op name -> (seconds, calls) since the session was opened with profile=True."""
 
@@ -259,6 +285,9 @@ class Scheduler:
     @property
     def running(self) -> int: ...
 
+class Draw:
+    """How a step chooses a token by itself."""
+
 class Sampler:
     """Logits of one sequence in, one token out."""
 
@@ -278,6 +307,12 @@ class Sampler:
     ) -> None: ...
     def sample(self, logits: NDArray[np.float32], recent: NDArray[np.int32]) -> int:
         """Takes logits float32 [vocab] and the sequence so far, int32 [n], oldest first."""
+
+    def next(self) -> Draw | None:
+        """For Session.choose(): what sample() would do; None if that takes more than the logits."""
+
+    def chosen(self) -> None:
+        """A step chose a token by next()."""
 
     def candidates(self) -> list[int]:
         """Ids that the last call of sample() could have chosen."""

@@ -328,29 +328,29 @@ class Engine:
         if not pieces:
             return False
         self._make_room(0, self._scheduler.needed)
-        batch = []
+        batch, draws = [], []
         for which, first, count, output in pieces:
             request = self._requests[which]
-            assert request.seq is not None
+            assert request.seq is not None and request.generation is not None
             ids = np.array(request.tokens[first : first + count], np.int32)
             batch.append((request.seq, ids, count - 1 if output else count))
+            if output:
+                draws.append(request.generation.draw())
         started = time.perf_counter()
         try:
-            logits = self._core.step(batch)
+            choices = iter(self._core.choose(batch, draws))
         except ImpError as error:
             self._failed([self._requests[p[0]] for p in pieces], error)
             return True
         self._scheduler.commit(pieces)
         self._count(pieces, started)
-        row = 0
         for which, first, count, output in pieces:
             request = self._requests[which]
             request.timings.add(first + count <= len(request.prompt), count, started)
             if first + count in request.stops:
                 self._keep(request, first + count)
             if output:
-                self._choose(request, logits[row])
-                row += 1
+                self._choose(request, next(choices))
         return True
 
     def _count(self, pieces: Sequence[tuple[int, int, int, bool]], started: float) -> None:
@@ -362,10 +362,10 @@ class Engine:
         )
         self._timings.add(read > 0, read or sum(p[2] for p in pieces), started)
 
-    def _choose(self, request: Request, logits: npt.NDArray[np.float32]) -> None:
+    def _choose(self, request: Request, choice: int | npt.NDArray[np.float32]) -> None:
         assert request.generation is not None
         try:
-            chunk = request.generation.push(logits)
+            chunk = request.generation.push(choice)
         except ImpError as error:
             self._end(request, error)
             return

@@ -1,4 +1,4 @@
-"""One generation: logits in, pieces of text out, until it ends.
+"""One generation: logits or tokens in, pieces of text out, until it ends.
 
 A Generation knows nothing about sessions, so one loop can drive one of them or many.
 """
@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from imp_runtime._core import log_probs
+from imp_runtime._core import Draw, log_probs
 from imp_runtime.sampling import SamplingParams
 from imp_runtime.tokenizer import StreamDecoder, Tokenizer
 
@@ -81,18 +81,26 @@ class Generation:
         """Tokens chosen so far, the one that ended the text included."""
         return self._history[self._prompt_size :].tolist()
 
-    def push(self, logits: npt.NDArray[np.float32]) -> Chunk:
-        """Choose the next token from float32 [vocab] logits.
+    def draw(self) -> Draw | None:
+        """How the step itself can choose the next token; None = push() needs the logits."""
+        return None if self._params.logprobs is not None else self._sampler.next()
+
+    def push(self, choice: int | npt.NDArray[np.float32]) -> Chunk:
+        """Take the next token: as a step chose it by draw(), or from float32 [vocab] logits.
 
         Raises:
             ImpError: a logit is not finite.
         """
-        row = np.ascontiguousarray(logits, np.float32)
-        history = np.frombuffer(self._history, np.int32)
-        token = self._sampler.sample(row, self._params.window(history))
-        del history  # an exported buffer cannot grow
-        self._history.append(token)
         logprob = None
+        if isinstance(choice, int):
+            token = choice
+            self._sampler.chosen()
+        else:
+            row = np.ascontiguousarray(choice, np.float32)
+            history = np.frombuffer(self._history, np.int32)
+            token = self._sampler.sample(row, self._params.window(history))
+            del history  # an exported buffer cannot grow
+        self._history.append(token)
         if self._params.logprobs is not None:
             own, top = log_probs(row, token, min(self._params.logprobs, len(row)))
             logprob = TokenLogProb(token, own, top)

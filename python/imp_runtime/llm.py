@@ -576,7 +576,7 @@ def drive(
         ImpError: `new` does not fit, or time.monotonic() reached `deadline`.
     """
 
-    def extend(tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+    def extend(tokens: Sequence[int]) -> int | npt.NDArray[np.float32]:
         while deadline is not None:  # step by step, so that a long prompt is left in time
             if time.monotonic() >= deadline:
                 raise too_late(len(generation.token_ids))
@@ -584,8 +584,7 @@ def drive(
                 break
             sequence.extend(tokens[: sequence.n_ubatch], outputs="none")
             tokens = tokens[sequence.n_ubatch :]
-        row: npt.NDArray[np.float32] = sequence.extend(tokens, outputs="last")[-1]
-        return row
+        return sequence.choose(tokens, generation.draw())
 
     length = sequence.length + len(new)
     check_room(length, n_ctx)

@@ -27,6 +27,8 @@ class Model:
         routing: str = "model",
     ):
         self._core: _core.Model | None = core
+        self.weights = _core.DeviceWeights()
+        """Of its sessions on CUDA: uploaded by the first that needs them, freed with the last."""
         self._sizes: dict[tuple[str, str], ModelSizes] = {}
         self.limits = limits or Limits()
         """What its sessions may take of the machine."""

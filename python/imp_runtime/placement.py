@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,9 +21,16 @@ class Limits:
     """Host memory for experts."""
     expert_policy: str = "lru"
 
-    def machine(self) -> Machine:
-        """Of this machine, what the limits allow."""
-        return Machine.here(vram_bytes=self.vram_bytes, ram_bytes=self.ram_bytes)
+    def machine(self, weights: _core.DeviceWeights | None = None) -> Machine:
+        """Of this machine, what the limits allow, with what other sessions' `weights` take."""
+        found = Machine.here(vram_bytes=self.vram_bytes, ram_bytes=self.ram_bytes)
+        if weights is None:
+            return found
+        return replace(
+            found,
+            vram_bytes=found.vram_bytes + (weights.device_bytes if self.vram_bytes is None else 0),
+            ram_bytes=found.ram_bytes + (weights.pinned_bytes if self.ram_bytes is None else 0),
+        )
 
 
 def check_policy(name: str) -> None:

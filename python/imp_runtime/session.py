@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from imp_runtime import _core, trace
+from imp_runtime._core import Draw
 from imp_runtime.errors import ImpError
 from imp_runtime.model import Model
 from imp_runtime.placement import plan_session
@@ -95,7 +96,7 @@ class Session:
         if model.device == "cuda" and expert_slots is None:
             self.plan = plan_session(
                 model.sizes(cache_type_k, cache_type_v),
-                model.limits.machine(),
+                model.limits.machine(model.weights),
                 Request(
                     n_ctx=n_ctx,
                     parallel=max_seqs - kept_seqs,
@@ -132,6 +133,7 @@ class Session:
             expert_slots=-1 if expert_slots is None else expert_slots,
             expert_policy=expert_policy,
             ram_limit=ram_limit,
+            weights=model.weights,
         )
         # Any thread may ask for these, even while a step runs.
         self._n_ctx, self._n_ubatch = self.core.n_ctx, self.core.n_ubatch
@@ -219,6 +221,17 @@ class Session:
                 out[done : done + len(logits)] = logits
         return out
 
+    def _choose(self, seq: int, tokens: npt.NDArray[np.int32], draw: Draw | None) -> int | Floats:
+        """As _run() with the last output, which becomes a token if it can."""
+        before = max(len(tokens) - 1, 0) // self.n_ubatch * self.n_ubatch
+        self._taps = {}
+        if before:
+            self._run(seq, tokens[:before], before)
+        last = tokens[before:]
+        (choice,) = self.core.choose([(seq, last, len(last) - 1)], [draw])
+        self._collect_taps()
+        return choice
+
     def _collect_taps(self) -> None:
         for name, value in self.core.taps().items():
             self._taps.setdefault(name, []).append(value)
@@ -291,6 +304,24 @@ class Sequence:
             first = int(outputs)
         self._check(ids, first)
         return self._session._run(self.id, ids, first)
+
+    def choose(self, tokens: TokenIds, draw: Draw | None) -> int | Floats:
+        """Append tokens and choose the next one, which is not appended.
+
+        Args:
+            tokens: at least one id.
+            draw: how, from Sampler.next(); None = the caller chooses.
+
+        Returns:
+            The chosen token, or its float32 [vocab] logits where the caller has to choose: a view
+            that is valid until the session's next extend.
+
+        Raises:
+            ImpError: as extend().
+        """
+        ids = token_ids(tokens)
+        self._check(ids, max(len(ids) - 1, 0))
+        return self._session._choose(self.id, ids, draw)
 
     def _check(self, ids: npt.NDArray[np.int32], first: int) -> None:
         """Refuse what a later step would refuse, before the first one runs."""

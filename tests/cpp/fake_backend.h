@@ -42,7 +42,9 @@ class FakeBackend final : public Backend {
       if (owner_.fail_run) fail(ErrorCode::out_of_memory, "no memory to run");
       real_->run(step, memory, after);
     }
-    const float* data(Tensor t) const override { return real_->data(t); }
+    const float* data(Tensor t, std::int64_t first, std::int64_t rows) const override {
+      return real_->data(t, first, rows);
+    }
     std::shared_ptr<const void> memory() const override { return real_->memory(); }
 
    private:

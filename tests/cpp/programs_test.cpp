@@ -11,24 +11,24 @@
 
 namespace imp {
 
-TEST_CASE("16 shapes are kept, the one not used for longest goes") {
+TEST_CASE("64 shapes are kept, the one not used for longest goes") {
   const test::TempDir dir;
   const auto model = test::tiny_model(dir);
   const StateLayout layout = state_layout(model->hparams());
   test::FakeBackend backend;
   Programs programs(backend, *model, layout, 256, {});
-  for (std::int64_t rows = 1; rows <= 16; ++rows) programs.get({rows, 1});
-  CHECK(backend.compiled == 16);
-  for (std::int64_t rows = 1; rows <= 16; ++rows) programs.get({rows, 1});
-  CHECK(backend.compiled == 16);
+  for (std::int64_t rows = 1; rows <= 64; ++rows) programs.get({rows, 1});
+  CHECK(backend.compiled == 64);
+  for (std::int64_t rows = 1; rows <= 64; ++rows) programs.get({rows, 1});
+  CHECK(backend.compiled == 64);
   programs.get({1, 1});
-  programs.get({16, 2});  // other outputs, another shape; drops {2, 1}
-  CHECK(backend.compiled == 17);
+  programs.get({64, 2});  // other outputs, another shape; drops {2, 1}
+  CHECK(backend.compiled == 65);
   programs.get({1, 1});
   programs.get({3, 1});
-  CHECK(backend.compiled == 17);
+  CHECK(backend.compiled == 65);
   programs.get({2, 1});
-  CHECK(backend.compiled == 18);
+  CHECK(backend.compiled == 66);
 }
 
 TEST_CASE("a program has its results, taps by pattern, and the arena's size") {

@@ -267,7 +267,7 @@ def test_split_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_device(capsys: pytest.CaptureFixture[str]) -> None:
     out = run(capsys, "--device")
-    assert [line.split()[0] for line in out.splitlines()] == ["processor", "memory", "CUDA"]
+    assert [line.split()[0] for line in out.splitlines()] == ["processor", "memory", "CUDA", "CUDA"]
     assert "available of" in out
 
 

@@ -150,6 +150,31 @@ def test_two_sessions_share_a_process(pair: Pair) -> None:
     same(last[0], logits_of(cuda, tokens[::-1].copy(), 1)[-1])
 
 
+@pytest.mark.parametrize("options", [{}, {"expert_slots": 60}])
+def test_sessions_share_weights(cuda: None, options: dict[str, int]) -> None:
+    """On the device and pinned, uploaded once, and gone with the last session."""
+    model = Model.synthetic("flash-next:layers=3,experts=40,vocab=1000,table=512", device="cuda")
+    tokens, held = tokens_of(model, 30), model.weights
+
+    def run() -> tuple[Session, np.ndarray]:
+        session = Session(model, n_ctx=64, **options)  # type: ignore[arg-type]
+        return session, session.open().extend(tokens, outputs="all").copy()
+
+    assert held.device_bytes == held.pinned_bytes == 0
+    one, want = run()
+    size = held.device_bytes, held.pinned_bytes
+    assert size[0] > 0 and (size[1] > 0) == bool(options)
+    two, got = run()
+    assert (held.device_bytes, held.pinned_bytes) == size
+    same(got, want)
+    one.close()
+    with Session(model, n_ctx=64) as three, three.open() as seq:  # all experts on the device
+        same(seq.extend(tokens, outputs="all"), want)
+        assert (held.device_bytes > size[0]) == bool(options)
+    two.close()
+    assert held.device_bytes == held.pinned_bytes == 0
+
+
 @pytest.mark.parametrize("dense", ["bf16", "q8_0"])
 def test_synthetic_weights_are_the_cpus(cuda: None, dense: str) -> None:
     """The device makes the same bytes by itself."""

@@ -424,3 +424,37 @@ def log_softmax(logits: F64) -> F64:
 def argmax(logits: F64) -> I64:
     """[..., V] -> [...]; the lower id among equals"""
     return np.asarray(np.argmax(logits, axis=-1))
+
+
+def sample(
+    logits: F64,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    uniform: float,
+    suppressed: Sequence[int],
+) -> set[int]:
+    """[V] -> the token, or the two or three that roundings of 1e-6 in the filters' limits and 1e-9
+    in the random number decide between."""
+    x = np.asarray(logits, np.float64).copy()
+    x[list(suppressed)] = -np.inf
+    if temperature == 0:
+        return {int(np.argmax(x))}
+    ids = np.flatnonzero(x > -np.inf)
+    if top_k or top_p < 1 or min_p:
+        ids = ids[np.lexsort((ids, -x[ids]))]
+    ids = ids[:top_k] if top_k else ids
+    shares = np.cumsum(np.exp(x[ids] - x.max()))
+    out = set()
+    for slack in (-1e-6, 0, 1e-6):
+        kept = ids
+        if top_p < 1:
+            kept = kept[: np.searchsorted(shares, top_p * (1 + slack) * shares[-1]) + 1]
+        if min_p:
+            kept = kept[x[kept] >= x.max() + math.log(min_p) + slack]
+        sums = np.cumsum(np.exp((x[kept] - x.max()) / temperature))
+        for u in (uniform - 1e-9, uniform, uniform + 1e-9):
+            at = np.searchsorted(sums, u * sums[-1], side="right")
+            out.add(int(kept[min(at, len(kept) - 1)]))
+    return out

@@ -97,10 +97,10 @@ class Flaky:
     def __getattr__(self, name: str) -> object:
         return getattr(self._core, name)
 
-    def step(self, batch: object) -> object:
+    def choose(self, batch: object, draws: object) -> object:
         self._calls += 1
         if self._calls % self._every == 0:
             error = ImpError(self.TEXT)
             error.code = self._code
             raise error
-        return self._core.step(batch)  # type: ignore[arg-type]
+        return self._core.choose(batch, draws)  # type: ignore[arg-type]

@@ -153,6 +153,7 @@ def device_lines(machine: dict[str, Any]) -> list[str]:
                 f"{size(machine['memory_total_bytes'])} (limit: {machine['memory_limited_by']})",
             ),
             ("CUDA", f"{cuda}: {detail}" if detail else cuda),
+            ("CUDA code", machine["cuda_architectures"] or "none"),
         ],
         frozenset(),
     )

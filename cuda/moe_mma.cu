@@ -70,7 +70,8 @@ struct Stream {
   __device__ __forceinline__ Stream(const tiles::Source& s, int first, int end)
       : from(s), next(first), last(end) {
 #pragma unroll
-    for (int i = 0; i < Ahead; ++i) pairs[i] = from.load(min(first + i, end - 1));
+    for (int i = 0; i < Ahead; ++i)  // a warp may have none of a narrow matrix's tiles
+      pairs[i] = from.load(max(0, min(first + i, end - 1)));
   }
   // acc += the tiles' products with x
   __device__ __forceinline__ void multiply(const Column& x, float (&acc)[4]) {

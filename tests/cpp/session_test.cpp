@@ -47,6 +47,57 @@ Ids count(std::int32_t n, std::int32_t step = 1) {
 
 }  // namespace
 
+TEST_CASE("decode steps are padded where the backend asks for it") {
+  const test::TempDir dir;
+  const auto model = test::tiny_model(dir);
+  const auto backend = std::make_shared<test::FakeBackend>();
+  backend->buckets = {1, 2, 4, 8};
+  const StepInputs& seen = backend->seen;
+  const auto session_of = [&](SessionOptions o) {
+    o.n_ctx = 64;
+    o.max_seqs = 9;
+    return Session(model, backend, o);
+  };
+  const auto rows = [&](Session& session, std::int64_t n, std::int64_t tokens = 1,
+                        std::int64_t first = 0) {
+    std::vector<StepRequest> requests;
+    const Ids ids = count(static_cast<std::int32_t>(n * tokens));
+    for (std::int64_t i = 0; i < n; ++i)
+      requests.push_back({*session.open(),
+                          std::span(ids).subspan(static_cast<std::size_t>(i * tokens),
+                                                 static_cast<std::size_t>(tokens)),
+                          first});
+    const auto logits = session.step(requests);
+    REQUIRE(logits);
+    CHECK(logits->rows == n * (tokens - first));
+    for (const StepRequest& r : requests) session.close(r.seq);
+    return std::ssize(seen.tokens);
+  };
+  Session session = session_of({});
+  for (const auto& [n, padded] : std::vector<std::pair<std::int64_t, std::int64_t>>{
+           {1, 1}, {2, 2}, {3, 4}, {4, 4}, {5, 8}, {8, 8}, {9, 9}})
+    CHECK(rows(session, n) == padded);
+  CHECK(session.compiled() == 5);
+
+  CHECK(rows(session, 3) == 4);
+  CHECK(seen.tokens == Ids{1, 2, 3, 1});
+  CHECK(seen.positions == Ids{0, 0, 0, 0});
+  CHECK(seen.outputs == Ids{0, 1, 2, 0});
+  REQUIRE(seen.chunks.size() == 3);
+  CHECK(seen.chunks[2].row == 2);
+  for (const Ids& table_rows : seen.ngram_rows) {
+    const auto width = static_cast<std::ptrdiff_t>(table_rows.size() / 4);
+    CHECK(std::equal(table_rows.begin(), table_rows.begin() + width, table_rows.end() - width));
+  }
+
+  CHECK(rows(session, 3, 2) == 6);     // prompts are not
+  CHECK(rows(session, 3, 1, 1) == 3);  // nor what has no outputs
+  Session small = session_of({.n_ubatch = 3});
+  CHECK(rows(small, 3) == 3);  // 4 would not fit
+  Session watched = session_of({.profile = true});
+  CHECK(rows(watched, 3) == 3);
+}
+
 TEST_CASE("options at the limits") {
   const test::TempDir dir;
   const auto model = test::tiny_model(dir);
@@ -66,11 +117,8 @@ TEST_CASE("options at the limits") {
   bad({16, max_sequences + 1}, {str(max_sequences + 1), str(max_sequences)});
   bad({16, 1, 0}, {"steps of 0", str(max_ubatch)});
   bad({16, 1, max_ubatch + 1}, {str(max_ubatch + 1), str(max_ubatch)});
-  refused(
-      [&] {
-        open({max_ctx, max_sequences});
-      },
-      ErrorCode::out_of_memory, {str(max_sequences, " sequences of ", max_ctx), "available"});
+  refused([&] { open({max_ctx, max_sequences}); }, ErrorCode::out_of_memory,
+          {str(max_sequences, " sequences of ", max_ctx), "available"});
 }
 
 TEST_CASE("requests are checked before anything happens") {

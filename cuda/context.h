@@ -60,7 +60,7 @@ struct ChunkView {  // Chunk, as the device reads it
 struct StepView {
   const std::int32_t* n_chunks = nullptr;    // [1] without padding
   const std::int32_t* n_padding = nullptr;   // [1] rows
-  const ChunkView* chunks = nullptr;         // [most_chunks]
+  const ChunkView* chunks = nullptr;         // [rows]; padding behind the last
   const std::int32_t* row_chunk = nullptr;   // [rows]
   const std::int32_t* tokens = nullptr;      // [rows]
   const std::int32_t* positions = nullptr;   // [rows]
@@ -109,6 +109,7 @@ struct Context {
   const CachedExperts* cached = nullptr;  // or absent: all experts are weights like others
   StepView step;
   std::int64_t most_chunks = 0;       // grid size of ops that run by chunk
+  bool one_row_chunks = false;        // a decode step: row i is chunk i, or padding
   const KvLayer* kv = nullptr;        // [attention layers], device pointers
   std::span<const TableRows> tables;  // of this step
   std::int64_t context = 0;           // the longest sequence in tokens

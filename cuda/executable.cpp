@@ -1,5 +1,6 @@
 // Eager runs, and capture of small steps: the second run of a shape records its launches, later
-// ones replay them. Values that change from step to step live in the step block.
+// ones replay them. Values that change from step to step live in the step block. Steps of one-row
+// chunks are captured apart from others of their shape.
 #include "cuda/executable.h"
 
 #include <algorithm>
@@ -62,16 +63,17 @@ class CudaExecutable final : public Executable {
 
     // Grids cover as many chunks as there are rows, whatever this step holds.
     c_.most_chunks = shared_->step.rows();
+    auto& [captured_for, program] = c_.one_row_chunks ? decode_ : mixed_;
     const Addresses now{shared_->arena.generation(), shared_->scratch.generation(),
                         shared_->step.generation(), memory.state,
                         memory.kv.empty() ? nullptr : memory.kv.front().k};
-    if (!(now == captured_for_)) {  // also the first run, which loads the kernels
-      program_.reset();
-      captured_for_ = now;
+    if (!(now == captured_for)) {  // also the first run, which loads the kernels
+      program.reset();
+      captured_for = now;
       return launch({});
     }
-    if (!program_) capture(stream);
-    check(cudaGraphLaunch(program_.get(), stream), "cudaGraphLaunch");
+    if (!program) program = capture(stream);
+    check(cudaGraphLaunch(program.get(), stream), "cudaGraphLaunch");
   }
 
   const float* data(Tensor t, std::int64_t first, std::int64_t rows) const override {
@@ -106,6 +108,7 @@ class CudaExecutable final : public Executable {
     c_.cached = shared_->cached.get();
     c_.step = shared_->step.view();
     c_.most_chunks = shared_->step.chunks();
+    c_.one_row_chunks = shared_->step.one_row_chunks();
     c_.kv = memory.kv.data();
     c_.tables = shared_->step.tables();
     c_.context = context_;
@@ -121,7 +124,7 @@ class CudaExecutable final : public Executable {
     }
   }
 
-  void capture(cudaStream_t stream) {
+  GraphProgram capture(cudaStream_t stream) {
     check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
           "cudaStreamBeginCapture");
     cudaGraph_t graph = nullptr;
@@ -136,7 +139,7 @@ class CudaExecutable final : public Executable {
     const CapturedGraph captured(graph);
     cudaGraphExec_t program = nullptr;
     check(cudaGraphInstantiate(&program, graph, 0), "cudaGraphInstantiate");
-    program_ = GraphProgram(program);
+    return GraphProgram(program);
   }
 
   // The next unused host block of the run that has room, else a new one.
@@ -161,8 +164,11 @@ class CudaExecutable final : public Executable {
   bool capturable_ = true;
   std::vector<TensorView> views_;
   Context c_;
-  GraphProgram program_;
-  Addresses captured_for_;
+  struct Capture {
+    Addresses captured_for;
+    GraphProgram program;
+  };
+  Capture decode_, mixed_;
 };
 
 }  // namespace

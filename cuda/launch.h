@@ -5,11 +5,13 @@
 
 #include <cuda_runtime_api.h>
 
+#include <utility>
+
 #include "cuda/check.h"
 
 namespace imp::cuda {
 
-// Whether the current device knows programmatic dependent launches.
+// Whether the current device knows programmatic dependent launches and clusters of blocks.
 bool overlaps_launches();
 
 #ifdef __CUDACC__
@@ -28,20 +30,35 @@ __device__ __forceinline__ void prefetch(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
+// `cluster` blocks that adjoin run at the same time and see each other's shared memory.
 template <class... Parameters, class... Arguments>
-void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,
-            cudaStream_t stream, Arguments&&... arguments) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+void launch_clusters(void (*kernel)(Parameters...), dim3 grid, dim3 block, unsigned cluster,
+                     std::size_t shared_bytes, cudaStream_t stream, Arguments&&... arguments) {
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned n = 0;
+  if (overlaps_launches()) {
+    attributes[n].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[n++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    attributes[n].id = cudaLaunchAttributeClusterDimension;
+    attributes[n++].val.clusterDim = {cluster, 1, 1};
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = overlaps_launches() ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = n;
   check(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), "cudaLaunchKernelEx");
+}
+
+template <class... Parameters, class... Arguments>
+void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,
+            cudaStream_t stream, Arguments&&... arguments) {
+  launch_clusters(kernel, grid, block, 1, shared_bytes, stream,
+                  std::forward<Arguments>(arguments)...);
 }
 
 #endif

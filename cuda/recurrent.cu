@@ -1,6 +1,7 @@
 // Gated delta-net: causal convolution, delta rule, gated norm. State is read and written in place,
 // in the rows that the step names.
 #include "cuda/check.h"
+#include "cuda/common/delta.cuh"
 #include "cuda/common/history.cuh"
 #include "cuda/common/math.cuh"
 #include "cuda/common/reduce.cuh"
@@ -52,21 +53,6 @@ struct DeltaArgs {
   int key_heads, value_heads, key_dim, value_dim;
 };
 
-__device__ float softplus(float x) { return x > 20 ? x : log1pf(expf(x)); }
-
-__device__ __forceinline__ float decay_of(const DeltaArgs& a, std::int64_t at, int head) {
-  return expf(a.a[head] * softplus(a.alpha[at] + a.dt[head]));
-}
-
-// to[0..padded) = x * scale / |x|, by a warp.
-__device__ __forceinline__ void normed_head(const float* x, int dim, float scale, float* to,
-                                            int padded) {
-  float squares = 0;
-  for (int i = lane_id(); i < dim; i += 32) squares = fmaf(x[i], x[i], squares);
-  const float r = scale / sqrtf(warp_sum(squares) + l2_norm_eps);
-  for (int i = lane_id(); i < padded; i += 32) to[i] = i < dim ? x[i] * r : 0.0f;
-}
-
 // A warp per query or key head of a token, then the gates. One block per token.
 __global__ void __launch_bounds__(block_threads) delta_prepare_kernel(const DeltaArgs a) {
   begin();
@@ -79,40 +65,36 @@ __global__ void __launch_bounds__(block_threads) delta_prepare_kernel(const Delt
   float* gates = a.gates + blockIdx.x * 2ll * a.value_heads;
   const std::int64_t at = blockIdx.x * static_cast<std::int64_t>(a.value_heads);
   for (int u = threadIdx.x; u < a.value_heads; u += block_threads) {
-    gates[u] = decay_of(a, at + u, u);
+    gates[u] = delta_decay(a.a[u], a.alpha[at + u], a.dt[u]);
     gates[a.value_heads + u] = sigmoid(a.b[at + u]);
   }
 }
 
 constexpr int delta_threads = 128;
-constexpr int warp_columns = 8;  // of a warp; 4 lanes share a column, each has a slice of the keys
-constexpr int block_columns = delta_threads / 32 * warp_columns;
+constexpr int block_columns = delta_threads / 32 * delta_columns;
 constexpr int most_key_quads = 16;  // of a slice; 16 * 4 * 4 = 256 key dimensions in registers
 
-// The state stays in registers while a chunk's tokens pass. Lane l holds column l % 8 and keys
-// 16 m + 4 (l / 8) + 0..3. Prepare: does what delta_prepare_kernel does, for its own heads.
-// grid (chunks, value heads, columns)
+// The state stays in registers while a chunk's tokens pass. Prepare: does what
+// delta_prepare_kernel does, for its own heads. grid (chunks, value heads, columns)
 template <int Quads, bool Prepare>
 __global__ void __launch_bounds__(delta_threads) delta_kernel(const DeltaArgs a) {
   if (blockIdx.x >= *a.step.n_chunks) return begin();
   const ChunkView& chunk = a.step.chunks[blockIdx.x];
   const int u = blockIdx.y, h = u % a.key_heads;
-  const int slice = lane_id() / warp_columns;
   const int column =
-      blockIdx.z * block_columns + warp_id() * warp_columns + lane_id() % warp_columns;
+      blockIdx.z * block_columns + warp_id() * delta_columns + lane_id() % delta_columns;
   const bool inside = column < a.value_dim;
   float* state = a.step.state_at(chunk, a.state) +
                  static_cast<std::int64_t>(u) * a.key_dim * a.value_dim + column;
-  const auto key_of = [slice](int i) { return 16 * (i / 4) + 4 * slice + i % 4; };
 
   float s[4 * Quads];
 #pragma unroll
   for (int i = 0; i < 4 * Quads; ++i)
-    s[i] = inside && key_of(i) < a.key_dim
-               ? state[static_cast<std::int64_t>(key_of(i)) * a.value_dim]
+    s[i] = inside && delta_key(i) < a.key_dim
+               ? state[static_cast<std::int64_t>(delta_key(i)) * a.value_dim]
                : 0.0f;
   begin();  // the state is this op's alone
-  __shared__ float keys[2][16 * Quads], queries[2][16 * Quads];
+  __shared__ alignas(16) float keys[2][16 * Quads], queries[2][16 * Quads];
   const float* q = a.qkv + chunk.row * a.width + h * a.key_dim;
   const float* k = q + a.key_heads * a.key_dim;
   const float* v = a.qkv + chunk.row * a.width + 2 * a.key_heads * a.key_dim + u * a.value_dim;
@@ -127,7 +109,7 @@ __global__ void __launch_bounds__(delta_threads) delta_kernel(const DeltaArgs a)
         normed_head(k, a.key_dim, 1.0f, kt, 16 * Quads);
       else if (warp_id() == 1)
         normed_head(q, a.key_dim, 1 / sqrtf(static_cast<float>(a.key_dim)), qt, 16 * Quads);
-      decay = decay_of(a, at, u);
+      decay = delta_decay(a.a[u], a.alpha[at], a.dt[u]);
       beta = sigmoid(a.b[at]);
     } else {
       for (int i = threadIdx.x; i < 16 * Quads; i += delta_threads) {
@@ -139,29 +121,16 @@ __global__ void __launch_bounds__(delta_threads) delta_kernel(const DeltaArgs a)
     }
     const float value = inside ? v[column] : 0.0f;
     __syncthreads();
-    float predicted = 0;
-#pragma unroll
-    for (int i = 0; i < 4 * Quads; ++i) predicted = fmaf(kt[key_of(i)], s[i], predicted);
-    predicted += __shfl_xor_sync(all_lanes, predicted, 16);
-    predicted += __shfl_xor_sync(all_lanes, predicted, 8);
-    const float change = beta * (value - decay * predicted);
-    float out = 0;
-#pragma unroll
-    for (int i = 0; i < 4 * Quads; ++i) {
-      s[i] = fmaf(kt[key_of(i)], change, decay * s[i]);
-      out = fmaf(qt[key_of(i)], s[i], out);
-    }
-    out += __shfl_xor_sync(all_lanes, out, 16);
-    out += __shfl_xor_sync(all_lanes, out, 8);
-    if (inside && slice == 0) o[column] = out;
+    const float out = delta_step<Quads>(s, kt, qt, value, decay, beta);
+    if (inside && lane_id() < delta_columns) o[column] = out;
     q += a.width, k += a.width, v += a.width;
     gates += 2 * a.value_heads;
     o += static_cast<std::int64_t>(a.value_heads) * a.value_dim;
   }
 #pragma unroll
   for (int i = 0; i < 4 * Quads; ++i)
-    if (inside && key_of(i) < a.key_dim)
-      state[static_cast<std::int64_t>(key_of(i)) * a.value_dim] = s[i];
+    if (inside && delta_key(i) < a.key_dim)
+      state[static_cast<std::int64_t>(delta_key(i)) * a.value_dim] = s[i];
 }
 
 // Any key dimension, with the state in memory. A thread per column. grid as above
@@ -219,12 +188,9 @@ __global__ void __launch_bounds__(block_threads)
   const std::int64_t head = blockIdx.x * static_cast<std::int64_t>(block_threads / 32) + warp_id();
   if (head >= heads) return;
   const std::int64_t at = head * dim;
-  float squares = 0;
-  for (int i = lane_id(); i < dim; i += 32) squares = fmaf(o[at + i], o[at + i], squares);
-  const float r = 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(dim) + eps);
+  const float r = rms_factor(o + at, dim, eps);
   for (int i = lane_id(); i < dim; i += 32) {
-    const float normed = o[at + i] * r * w[i];
-    y[at + i] = normed * (act == Act::sigmoid ? sigmoid(z[at + i]) : silu(z[at + i]));
+    y[at + i] = o[at + i] * r * w[i] * activate(act, z[at + i]);
   }
 }
 

@@ -37,6 +37,8 @@ void run(const InjectNorm&, const Context&);
 void run(const MoeFfn&, const Context&);
 void run(const AttendInputs&, const Context&);
 void run(const Sample&, const Context&);
+void run(const GatedDeltaNet&, const Context&);
+void run(const ResidualRead&, const Context&);
 
 // How many warps share a group of a weight's rows.
 int warps_per_row(const Matrix&);

@@ -69,6 +69,7 @@ void StepBlock::upload(const StepInputs& s, const StepMemory& memory,
   rows_ = std::max(std::ssize(s.tokens), covered);
   const auto padding = static_cast<std::int32_t>(rows_ - covered);
   chunks_ = std::ssize(s.chunks);
+  one_row_chunks_ = chunks_ == covered;
   Layout layout;
   const auto ints = [&](std::size_t n) { return layout.take(n * sizeof(std::int32_t)); };
   const std::size_t counts = ints(2), tokens = ints(s.tokens.size()),
@@ -125,10 +126,10 @@ void StepBlock::upload(const StepInputs& s, const StepMemory& memory,
     std::copy_n(c.pages, n, page + first_page);
     first_page += n;
   }
-  if (padding > 0) {
-    views[chunks_] = {static_cast<std::int32_t>(covered)};
-    std::fill_n(row_chunks + covered, padding, static_cast<std::int32_t>(chunks_));
-  }
+  ChunkView nobody{};
+  nobody.row = static_cast<std::int32_t>(covered);
+  std::fill(views + chunks_, views + rows_, nobody);
+  std::fill_n(row_chunks + covered, padding, static_cast<std::int32_t>(chunks_));
   tables_ = tables;
   for (std::size_t i = 0; i < tables.size(); ++i) {
     tables_[i].data = device_.data() + table_at[i];

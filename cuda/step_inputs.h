@@ -25,6 +25,7 @@ class StepBlock {
   const StepView& view() const { return view_; }
   std::int64_t rows() const { return rows_; }
   std::int64_t chunks() const { return chunks_; }
+  bool one_row_chunks() const { return one_row_chunks_; }
   std::span<const TableRows> tables() const { return tables_; }
   // Changes when the block moved: what was captured with the old addresses is void.
   int generation() const { return generation_; }
@@ -38,6 +39,7 @@ class StepBlock {
   StepView view_;
   std::vector<TableRows> tables_;
   std::int64_t rows_ = 0, chunks_ = 0;
+  bool one_row_chunks_ = false;
   int generation_ = 0;
 };
 

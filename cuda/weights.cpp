@@ -224,6 +224,8 @@ struct Names {
   void operator()(const LinearMix& o) const { f(o.w); }
   void operator()(const InjectNorm& o) const { f(o.w); }
   void operator()(const MoeFfn& o) const { f(o.gate), f(o.up), f(o.down), f(o.shared_down); }
+  void operator()(const GatedDeltaNet& o) const { f(o.conv), f(o.a), f(o.dt), f(o.norm); }
+  void operator()(const ResidualRead& o) const { f(o.w), f(o.down), f(o.inject), f(o.up); }
   // Without weights, or with a table that stays where it is.
   void operator()(const Feed&) const {}
   void operator()(const EmbedStreams&) const {}

@@ -83,4 +83,10 @@ void run(const GatedNorm& op, const Context& c) {
   });
 }
 
+void run(const GatedDeltaNet& op, const Context& c) {
+  run(op.conv_op(), c);
+  run(op.delta_op(), c);
+  run(op.norm_op(), c);
+}
+
 }  // namespace imp::cpu

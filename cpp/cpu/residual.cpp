@@ -38,4 +38,10 @@ void run(const InjectNorm& op, const Context& c) {
   run(GroupNorm{op.r, op.w, c.cols(op.s), op.eps, op.n}, c);
 }
 
+void run(const ResidualRead& op, const Context& c) {
+  run(op.inject_op(), c);
+  run(op.down_op(), c);
+  run(op.mix_op(), c);
+}
+
 }  // namespace imp::cpu

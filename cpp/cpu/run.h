@@ -35,6 +35,8 @@ void run(const InjectNorm&, const Context&);
 void run(const MoeFfn&, const Context&);
 void run(const AttendInputs&, const Context&);
 void run(const Sample&, const Context&);
+void run(const GatedDeltaNet&, const Context&);
+void run(const ResidualRead&, const Context&);
 
 // fp32 words of workspace that one thread needs to run a node; `context` is the longest sequence in
 // tokens.

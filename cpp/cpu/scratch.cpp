@@ -17,6 +17,9 @@ struct Needs {
     return o.parts.empty() ? 0 : gemm_scratch_floats(o.parts.front().w->cols);
   }
   std::size_t operator()(const LinearMix& o) const { return gemm_scratch_floats(o.w->cols); }
+  std::size_t operator()(const ResidualRead& o) const {
+    return std::max((*this)(o.down_op()), (*this)(o.mix_op()));
+  }
   std::size_t operator()(const MoeFfn& o) const {
     return std::max({(*this)(o.experts()), (*this)(o.down_linear()), (*this)(o.combine())});
   }

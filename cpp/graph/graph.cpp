@@ -65,11 +65,13 @@ void Graph::add(Op op) {
 
 std::string_view op_name(const Op& op) {
   static constexpr std::string_view names[] = {
-      "Feed",      "EmbedStreams", "NgramRows",      "GatherOutputs", "Linear",      "SwiGlu",
-      "GroupNorm", "ResidualMix",  "ResidualInject", "ConvSilu",      "DeltaRule",   "GatedNorm",
-      "RopeTable", "HeadNormRope", "KvStore",        "IndexKeys",     "IndexSelect", "Attend",
-      "Route",     "ExpertFfn",    "Combine",        "NgramGate",     "NgramConv",   "Linears",
-      "LinearMix", "InjectNorm",   "MoeFfn",         "AttendInputs",  "Sample"};
+      "Feed",        "EmbedStreams", "NgramRows",    "GatherOutputs",  "Linear",
+      "SwiGlu",      "GroupNorm",    "ResidualMix",  "ResidualInject", "ConvSilu",
+      "DeltaRule",   "GatedNorm",    "RopeTable",    "HeadNormRope",   "KvStore",
+      "IndexKeys",   "IndexSelect",  "Attend",       "Route",          "ExpertFfn",
+      "Combine",     "NgramGate",    "NgramConv",    "Linears",        "LinearMix",
+      "InjectNorm",  "MoeFfn",       "AttendInputs", "Sample",         "GatedDeltaNet",
+      "ResidualRead"};
   static_assert(std::size(names) == std::variant_size_v<Op>);
   return names[op.index()];
 }

@@ -31,29 +31,41 @@ Tensor Builder::group_norm(Tensor x, const std::string& name, std::int64_t group
 }
 
 Mixed Builder::residual_read(Streams r, const std::string& prefix, bool inject) {
-  const std::int64_t streams = h.residual.streams;
+  const std::int64_t streams = h.residual.streams, n_rows = g.info(r.r).rows;
+  if (r.y) {
+    const Weight& down = weight(prefix + "down");
+    ResidualRead op{r.before, r.y, r.inject, vector(prefix + "norm"), &down};
+    op.inject = &weight(prefix + "inject");
+    op.up = &weight(prefix + "up");
+    op.streams = streams;
+    op.eps = h.norm_eps;
+    op.n = g.tensor(n_rows, h.wide());
+    op.low = g.tensor(n_rows, down.rows);
+    op.gate = g.tensor(n_rows, h.wide());
+    op.out = r.r;
+    op.next_s = g.tensor(n_rows, streams);
+    op.x = g.tensor(n_rows, h.hidden);
+    const Mixed m{op.x, op.next_s};
+    g.add(op);
+    return m;
+  }
   const float mean = 1.0f / static_cast<float>(streams);
-  const Tensor n = r.n ? r.n : group_norm(r.r, prefix + "norm", streams);
+  const Tensor n = group_norm(r.r, prefix + "norm", streams);
   std::vector<Map> maps = {{prefix + "down", mean, Act::silu}};
   if (inject) maps.push_back({prefix + "inject", mean, Act::sigmoid});
   const std::vector<Tensor> read = linears(n, maps);
   Mixed m;
   if (inject) m.inject = read[1];
-  m.x = g.tensor(g.info(n).rows, h.hidden);
-  g.add(LinearMix{read[0], n, &weight(prefix + "up"), streams,
-                  g.tensor(g.info(n).rows, g.info(n).cols), m.x});
+  m.x = g.tensor(n_rows, h.hidden);
+  g.add(LinearMix{read[0], n, &weight(prefix + "up"), streams, g.tensor(n_rows, h.wide()), m.x});
   return m;
 }
 
-Streams Builder::residual_write(Tensor r, Tensor y, Tensor inject, const std::string& next) {
-  Streams to{g.alias(r), {}};
-  if (next.empty()) {
-    g.add(ResidualInject{r, y, inject, to.r});
-    return to;
-  }
-  to.n = g.tensor(g.info(r).rows, g.info(r).cols);
-  g.add(InjectNorm{r, y, inject, vector(next + "norm"), h.norm_eps, to.r, to.n});
-  return to;
+Streams Builder::residual_write(Tensor r, Tensor y, Tensor inject, bool read_next) {
+  const Tensor out = g.alias(r);
+  if (read_next) return {out, r, y, inject};
+  g.add(ResidualInject{r, y, inject, out});
+  return {out};
 }
 
 Tensor Builder::delta_net(Tensor x, std::int64_t layer) {
@@ -62,15 +74,26 @@ Tensor Builder::delta_net(Tensor x, std::int64_t layer) {
   const auto l = static_cast<std::size_t>(layer);
   const std::vector<Tensor> in =
       linears(x, {{b + "attn_qkv"}, {b + "attn_gate"}, {b + "ssm_alpha"}, {b + "ssm_beta"}});
-  const Tensor mixed = in[0], z = in[1], alpha = in[2], beta = in[3];
-  const Tensor qkv = g.tensor(rows, d.channels());
-  g.add(ConvSilu{mixed, vector(b + "ssm_conv1d"), d.conv_kernel, state.conv[l], qkv});
-  const Tensor gates = g.tensor(rows, 2 * d.value_heads);
-  const Tensor o = g.tensor(rows, d.inner());
-  g.add(DeltaRule{qkv, alpha, beta, model.vector(b + "ssm_a"), model.vector(b + "ssm_dt.bias"),
-                  d.key_heads, d.value_heads, d.key_dim, d.value_dim, state.delta[l], gates, o});
-  const Tensor y = g.tensor(rows, d.inner());
-  g.add(GatedNorm{o, z, vector(b + "ssm_norm"), d.value_dim, h.norm_eps, d.gate, y});
+  GatedDeltaNet op{in[0], in[1], in[2], in[3]};
+  op.conv = vector(b + "ssm_conv1d");
+  op.a = model.vector(b + "ssm_a");
+  op.dt = model.vector(b + "ssm_dt.bias");
+  op.norm = vector(b + "ssm_norm");
+  op.kernel = d.conv_kernel;
+  op.key_heads = d.key_heads;
+  op.value_heads = d.value_heads;
+  op.key_dim = d.key_dim;
+  op.value_dim = d.value_dim;
+  op.conv_state = state.conv[l];
+  op.delta_state = state.delta[l];
+  op.eps = h.norm_eps;
+  op.act = d.gate;
+  op.qkv = g.tensor(rows, d.channels());
+  op.gates = g.tensor(rows, 2 * d.value_heads);
+  op.o = g.tensor(rows, d.inner());
+  op.y = g.tensor(rows, d.inner());
+  const Tensor y = op.y;
+  g.add(op);
   return linear(y, b + "ssm_out");
 }
 

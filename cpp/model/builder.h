@@ -21,7 +21,8 @@ struct StepShape {
 
 struct Streams {
   Tensor r;  // [rows, streams * hidden]
-  Tensor n;  // normed for the next read, or absent
+  // A write that the next read carries out, or absent: r aliases `before`, which takes y.
+  Tensor before, y, inject;
 };
 
 struct Mixed {
@@ -68,8 +69,8 @@ class Builder {
   Tensor group_norm(Tensor x, const std::string& name, std::int64_t groups);
   // Reads the residual streams through the gate `<prefix>{norm,down,up[,inject]}`.
   Mixed residual_read(Streams r, const std::string& prefix, bool inject);
-  // `next`: the prefix of the read that follows at once, if one does.
-  Streams residual_write(Tensor r, Tensor y, Tensor inject, const std::string& next);
+  // Leaves the write to the next read if that follows at once.
+  Streams residual_write(Tensor r, Tensor y, Tensor inject, bool read_next);
   Tensor delta_net(Tensor x, std::int64_t layer);
   Tensor attention(Tensor x, Tensor rope, std::int64_t layer);
   Tensor moe(Tensor x, std::int64_t layer);

@@ -333,7 +333,7 @@ std::vector<TensorSpec> tensors(const HParams& h) { return Table(h).take(); }
 
 StepResults build(Builder& b) {
   const HParams& h = b.h;
-  Streams r{b.g.tensor(b.rows, h.wide()), {}};
+  Streams r{b.g.tensor(b.rows, h.wide())};
   b.g.add(EmbedStreams{&b.weight("token_embd"), h.residual.streams, r.r});
   const Tensor rope = b.g.tensor(b.rows, h.attention.rotary_dim);
   b.g.add(RopeTable{h.attention.rotary_dim, h.attention.rope_theta, rope});
@@ -345,24 +345,23 @@ StepResults build(Builder& b) {
       return h.ngram && next_ngram < h.ngram->layers.size() &&
              h.ngram->layers[next_ngram].layer == layer;
     };
-    if (has_ngram(l)) r = {b.named(b.ngram(r.r, next_ngram++), blk + "ngram_out"), {}};
+    if (has_ngram(l)) r = {b.named(b.ngram(r.r, next_ngram++), blk + "ngram_out")};
     const bool recurrent = h.recurrent[static_cast<std::size_t>(l)];
     Mixed m = b.residual_read(r, blk + "hc_attn_", true);
     b.named(m.x, blk + "attn_in");
     const Tensor mixer = recurrent ? b.delta_net(m.x, l) : b.attention(m.x, rope, l);
-    r = b.residual_write(r.r, b.named(mixer, blk + "attn_out"), m.inject, blk + "hc_ffn_");
+    r = b.residual_write(r.r, b.named(mixer, blk + "attn_out"), m.inject, true);
     m = b.residual_read(r, blk + "hc_ffn_", true);
     b.named(m.x, blk + "ffn_in");
     // The n-gram block and the last layer's choice of rows come between a write and its next read.
     const bool read_next = l + 1 < h.layers && !has_ngram(l + 1);
-    r = b.residual_write(r.r, b.named(b.moe(m.x, l), blk + "ffn_out"), m.inject,
-                         read_next ? str("blk.", l + 1, ".hc_attn_") : "");
+    r = b.residual_write(r.r, b.named(b.moe(m.x, l), blk + "ffn_out"), m.inject, read_next);
     b.named(r.r, blk + "residual");
   }
   if (b.shape.outputs == 0) return {};
   const Tensor last = b.g.tensor(b.shape.outputs, h.wide());
   b.g.add(GatherOutputs{r.r, last});
-  const Mixed final_mix = b.residual_read({last, {}}, "output_hc_", false);
+  const Mixed final_mix = b.residual_read({last}, "output_hc_", false);
   b.named(final_mix.x, "result_norm");
   return {b.named(b.linear(final_mix.x, "output"), "logits")};
 }

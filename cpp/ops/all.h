@@ -19,7 +19,7 @@ using Op = std::variant<Feed, EmbedStreams, NgramRows, GatherOutputs, Linear, Sw
                         ResidualMix, ResidualInject, ConvSilu, DeltaRule, GatedNorm, RopeTable,
                         HeadNormRope, KvStore, IndexKeys, IndexSelect, Attend, Route, ExpertFfn,
                         Combine, NgramGate, NgramConv, Linears, LinearMix, InjectNorm, MoeFfn,
-                        AttendInputs, Sample>;
+                        AttendInputs, Sample, GatedDeltaNet, ResidualRead>;
 
 std::string_view op_name(const Op& op);
 

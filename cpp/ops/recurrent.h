@@ -63,4 +63,28 @@ struct GatedNorm {
   }
 };
 
+// ConvSilu, DeltaRule and GatedNorm in one op: all of a delta-net between its linear maps.
+struct GatedDeltaNet {
+  Tensor x, z, alpha, b;  // [T, channels] (queries, keys, values), [T, value_heads * value_dim],
+                          // [T, value_heads] twice
+  Vector conv, a, dt, norm;
+  std::int64_t kernel, key_heads, value_heads, key_dim, value_dim;
+  std::int64_t conv_state, delta_state;  // offsets in a state row
+  float eps;
+  Act act;
+  Tensor qkv, gates, o;  // workspaces: like x, [T, 2 * value_heads], like z
+  Tensor y;              // like z
+  template <class R, class W>
+  void visit(R reads, W writes) const {
+    for (const Tensor t : {x, z, alpha, b}) reads(t);
+    for (const Tensor t : {qkv, gates, o, y}) writes(t);
+  }
+  ConvSilu conv_op() const { return {x, conv, kernel, conv_state, qkv}; }
+  DeltaRule delta_op() const {
+    return {qkv,         alpha,   b,         a,           dt,    key_heads,
+            value_heads, key_dim, value_dim, delta_state, gates, o};
+  }
+  GatedNorm norm_op() const { return {o, z, norm, value_dim, eps, act, y}; }
+};
+
 }  // namespace imp

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpp/graph/tensor.h"
+#include "cpp/ops/linear.h"
 
 namespace imp {
 
@@ -74,6 +75,30 @@ struct InjectNorm {
     writes(out);
     writes(n);
   }
+};
+
+// The streams take the last block's result and are read by the next one: InjectNorm, Linears of n
+// (silu of the low rank, sigmoid of the new gates, both of the mean over the streams), LinearMix.
+struct ResidualRead {
+  Tensor r, y, s;
+  Vector w;
+  const Weight *down, *inject, *up;  // [low rank, streams * hidden], [streams, streams * hidden],
+                                     // [streams * hidden, low rank]
+  std::int64_t streams;
+  float eps;
+  Tensor n, low, gate;    // workspaces: like r, [T, low rank], like r
+  Tensor out, next_s, x;  // out aliases r; next_s [T, streams], x [T, hidden]
+  template <class R, class W>
+  void visit(R reads, W writes) const {
+    for (const Tensor t : {r, y, s}) reads(t);
+    for (const Tensor t : {n, low, gate, out, next_s, x}) writes(t);
+  }
+  InjectNorm inject_op() const { return {r, y, s, w, eps, out, n}; }
+  Linears down_op() const {
+    const float mean = 1.0f / static_cast<float>(streams);
+    return {n, {{down, low, mean, Act::silu}, {inject, next_s, mean, Act::sigmoid}}};
+  }
+  LinearMix mix_op() const { return {low, n, up, streams, gate, x}; }
 };
 
 }  // namespace imp

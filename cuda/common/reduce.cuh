@@ -17,6 +17,13 @@ __device__ __forceinline__ float warp_sum(float v) {
   return v;
 }
 
+// 1 / rms(x) over dim elements, by a warp.
+__device__ __forceinline__ float rms_factor(const float* x, int dim, float eps) {
+  float squares = 0;
+  for (int i = lane_id(); i < dim; i += 32) squares = fmaf(x[i], x[i], squares);
+  return 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(dim) + eps);
+}
+
 __device__ __forceinline__ float warp_max(float v) {
 #pragma unroll
   for (int d = 16; d > 0; d >>= 1) v = fmaxf(v, __shfl_xor_sync(all_lanes, v, d));

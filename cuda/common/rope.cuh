@@ -17,9 +17,7 @@ __device__ __forceinline__ float rope_angle(std::int64_t position, int j, int di
 // A warp: y[0..dim) = rope(x / rms(x) * w); table: cosines and sines of the position.
 __device__ __forceinline__ void norm_rope(const float* x, const float* w, const float* table,
                                           int dim, int rotary_dim, float eps, float* y) {
-  float squares = 0;
-  for (int i = lane_id(); i < dim; i += 32) squares = fmaf(x[i], x[i], squares);
-  const float r = 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(dim) + eps);
+  const float r = rms_factor(x, dim, eps);
   const int half = rotary_dim / 2;
   for (int i = lane_id(); i < half; i += 32) {
     const float a = x[i] * r * w[i], b = x[half + i] * r * w[half + i];

@@ -278,6 +278,23 @@ const std::map<std::string, Make>& makers() {
                            c.in_place("r", r),
                            c.out("n", c.rows(r), c.cols(r))};
        }},
+      {"residual_read",
+       [](Call& c) -> Op {
+         ResidualRead op{c.in("r"), c.in("y"), c.in("s"), c.vector("w")};
+         op.down = c.weight("down");
+         op.inject = c.weight("inject");
+         op.up = c.weight("up");
+         op.streams = c.cols(op.s);
+         op.eps = c.number("eps");
+         const std::int64_t rows = c.rows(op.r), wide = c.cols(op.r);
+         op.n = c.work(rows, wide);
+         op.low = c.work(rows, op.down->rows);
+         op.gate = c.work(rows, wide);
+         op.out = c.in_place("r", op.r);
+         op.next_s = c.out("s", rows, op.streams);
+         op.x = c.out("x", rows, c.cols(op.y));
+         return op;
+       }},
       {"moe_ffn",
        [](Call& c) -> Op {
          MoeFfn op{c.in("x"),           c.in("ids"),       c.in("weights"),
@@ -351,6 +368,28 @@ const std::map<std::string, Make>& makers() {
                           c.number("eps"),
                           c.act("act"),
                           c.out("y", c.rows(o), c.cols(o))};
+       }},
+      {"gated_delta_net",
+       [](Call& c) -> Op {
+         GatedDeltaNet op{c.in("x"), c.in("z"), c.in("alpha"), c.in("b")};
+         op.conv = c.vector("conv");
+         op.a = c.vector("a");
+         op.dt = c.vector("dt");
+         op.norm = c.vector("norm");
+         op.kernel = c.integer("kernel");
+         op.key_heads = c.integer("key_heads");
+         op.value_heads = c.integer("value_heads");
+         op.key_dim = c.integer("key_dim");
+         op.value_dim = c.integer("value_dim");
+         op.conv_state = c.integer("conv_state");
+         op.delta_state = c.integer("delta_state");
+         op.eps = c.number("eps");
+         op.act = c.act("act");
+         op.qkv = c.work(c.rows(op.x), c.cols(op.x));
+         op.gates = c.work(c.rows(op.x), 2 * op.value_heads);
+         op.o = c.work(c.rows(op.z), c.cols(op.z));
+         op.y = c.out("y", c.rows(op.z), c.cols(op.z));
+         return op;
        }},
       {"rope_table",
        [](Call& c) -> Op {

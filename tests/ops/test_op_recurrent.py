@@ -13,6 +13,7 @@ from tests.ops import refs
 CONV_TOLERANCE = 2e-6
 DELTA_TOLERANCE = 1e-5  # grows slowly with the length: old state decays
 NORM_TOLERANCE = 2e-6
+NET_TOLERANCE = 5e-5  # the norm divides by what may be small
 AT = 16  # offset of the op's part in a state row; its neighbours must not change
 MORE = 32  # floats behind it
 
@@ -230,3 +231,127 @@ def test_gated_norm(device: h.Device, act: str) -> None:
         shape = (rows, heads, dim)
         want = refs.gated_norm(h.f64(o).reshape(shape), h.f64(z).reshape(shape), h.f64(w), eps, act)
         h.close(got, want.reshape(rows, -1), NORM_TOLERANCE)
+
+
+# ---------------------------------------------------------------- all three
+
+
+@dataclass
+class Net:
+    """One call of the whole op: a delta rule's, whose qkv are what the convolution takes."""
+
+    delta: Delta
+    conv: np.ndarray  # [kernel, channels]
+    z: np.ndarray
+    norm: np.ndarray
+    state: np.ndarray
+    act: str
+    eps: float = 1e-6
+
+    @property
+    def conv_floats(self) -> int:
+        """Of the convolution's part in a state row; the delta rule's lies behind it."""
+        return int(self.conv[1:].size)
+
+    def args(self) -> dict[str, object]:
+        d = self.delta
+        args = d.args() | {"x": d.qkv, "z": self.z, "conv": self.conv.ravel(), "norm": self.norm}
+        args |= {"kernel": len(self.conv), "conv_state": AT, "act": self.act, "eps": self.eps}
+        del args["qkv"], args["state"]
+        return args | {"delta_state": AT + self.conv_floats}
+
+    def reference(self, rows: slice, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """state float32 [conv floats + delta floats] -> (y float64, state)"""
+        d = self.delta
+        history = h.f64(state[: self.conv_floats]).reshape(-1, self.conv.shape[1])
+        qkv, tail = refs.conv_silu(h.f64(d.qkv[rows]), history, h.f64(self.conv).T)
+        convolved = Delta(**{**vars(d), "qkv": np.zeros(d.qkv.shape)})
+        convolved.qkv[rows] = qkv
+        o, end = convolved.reference(rows, state[self.conv_floats :])
+        shape = (len(o), d.value_heads, d.value_dim)
+        z = h.f64(self.z[rows]).reshape(shape)
+        y = refs.gated_norm(o.reshape(shape), z, h.f64(self.norm), self.eps, self.act)
+        return y.reshape(len(o), -1), np.concatenate([tail.ravel(), end])
+
+
+def net(
+    rng: np.random.RandomState, s: h.Steps, dims: tuple[int, int, int, int], kernel: int, act: str
+) -> Net:
+    d = delta(rng, s, dims)
+    conv = h.normal(rng, kernel, d.qkv.shape[1])
+    z, norm = h.normal(rng, s.total, d.value_heads * d.value_dim), h.normal(rng, d.value_dim)
+    n = Net(d, conv, z, norm, np.empty(0, np.float32), act)
+    floats = n.conv_floats + d.floats
+    n.state = s.state(AT + floats + MORE)
+    for row in s.state_rows:
+        n.state[row, AT : AT + floats] = h.normal(rng, floats)
+    return n
+
+
+RELEASED = (2, 6, 128, 128)  # but for the number of heads
+ONE_EACH = [(0, 1), (3, 1), (70, 1), (64, 1), (1, 1)]
+
+
+@pytest.mark.parametrize("act", ["sigmoid", "silu"])
+@pytest.mark.parametrize(
+    "chunks", [[(5, 1)], ONE_EACH, [(0, 1), (2, 5), (9, 1)], [(4, 67)]], ids=str
+)
+@pytest.mark.parametrize(
+    ("dims", "kernel"),
+    [
+        (RELEASED, 4),
+        ((16, 48, 128, 128), 4),
+        (RELEASED, 3),
+        ((2, 4, 128, 128), 4),
+        ((1, 3, 24, 40), 4),
+    ],
+    ids=str,
+)
+def test_gated_delta_net(
+    device: h.Device,
+    dims: tuple[int, int, int, int],
+    kernel: int,
+    chunks: list[tuple[int, int]],
+    act: str,
+) -> None:
+    """Against float64, and the bits of the three ops that it is made of."""
+    rng = np.random.RandomState(6)
+    s = h.steps(rng, chunks)
+    n = net(rng, s, dims, kernel, act)
+    d, before = n.delta, n.state.copy()
+    y = device.run("gated_delta_net", n.args(), s.inputs(state=n.state))["y"]
+    parts = before.copy()
+    args = {"x": d.qkv, "w": n.conv.ravel(), "kernel": kernel, "state": AT}
+    qkv = device.run("conv_silu", args, s.inputs(state=parts))["y"]
+    args = d.args() | {"qkv": qkv, "state": AT + n.conv_floats}
+    o = device.run("delta_rule", args, s.inputs(state=parts))["o"]
+    args = {"o": o, "z": n.z, "w": n.norm, "dim": d.value_dim, "eps": n.eps, "act": act}
+    h.same(y, device.run("gated_norm", args)["y"])
+    h.same(n.state, parts)
+    for i, row in enumerate(s.state_rows):
+        part = slice(AT, AT + n.conv_floats + d.floats)
+        want, end = n.reference(s.part(i), before[row, part])
+        h.close(y[s.part(i)], want, NET_TOLERANCE)
+        h.close(n.state[row, part], end, DELTA_TOLERANCE)
+        n.state[row, part] = before[row, part]
+    h.same(n.state, before)  # nothing else changed
+
+
+def test_gated_delta_net_padding(device: h.Device) -> None:
+    """Rows behind the last chunk touch no state and change nothing for the others."""
+    if device.backend != "cuda":
+        pytest.skip("padding is for backends that ask for it")
+    rng = np.random.RandomState(7)
+    s = h.steps(rng, ONE_EACH[:3])
+    n = net(rng, s, RELEASED, 4, "silu")
+    before = n.state.copy()
+    want = device.run("gated_delta_net", n.args(), s.inputs(state=n.state))["y"]
+    args, rows = n.args(), s.total + 2
+    d = n.delta
+    for name, values in (("x", d.qkv), ("z", n.z), ("alpha", d.alpha), ("b", d.b)):
+        padded = np.full((rows, values.shape[1]), np.nan, np.float32)
+        padded[: s.total] = values
+        args[name] = padded
+    y = device.run("gated_delta_net", args, s.inputs(state=before, tokens=[0] * rows))["y"]
+    h.same(y[: s.total], want)
+    h.same(before, n.state)

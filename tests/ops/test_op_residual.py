@@ -101,3 +101,50 @@ def test_inject_norm(device: h.Device, streams: int) -> None:
         h.close(got["r"], want, TOLERANCE, before)
         normed = refs.grouped_rms_norm(want, h.f64(w), float(np.float32(1e-6)), streams)
         h.close(got["n"], normed, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("down", "inject", "up"),
+    [
+        ("BF16", "F32", "BF16"),
+        ("F16", "BF16", "Q8_0"),
+        ("Q8_0", "Q8_0", "F16"),
+        ("F32", "F16", "F32"),
+        ("NVFP4", "NVFP4", "NVFP4"),
+    ],
+    ids=str,
+)
+def test_residual_read(device: h.Device, down: str, inject: str, up: str) -> None:
+    """The write, the norm and the read that one op makes of them."""
+    rng = np.random.RandomState(7)
+    eps = float(np.float32(1e-6))
+    sizes = [
+        (4, 1, 64, 64),
+        (4, 2, 64, 64),
+        (4, 1, 192, 320),
+        (4, 9, 128, 64),
+        (2, 1, 64, 64),
+        (4, 1, 2560, 320),
+        (4, 1, 5248, 448),
+    ]
+    for streams, rows, n, low in sizes:
+        r, y = h.normal(rng, rows, streams * n), h.normal(rng, rows, n)
+        s, w = h.f32(rng.uniform(0, 1, (rows, streams))), h.normal(rng, streams * n)
+        weights = {
+            "down": h.weight(rng, down, low, streams * n, 0.1),
+            "inject": h.weight(rng, inject, streams, streams * n, 0.1),
+            "up": h.weight(rng, up, streams * n, low, 0.5),
+        }
+        before = r.copy()
+        args = {"r": r, "y": y, "s": s, "w": w, "eps": eps} | {k: v[0] for k, v in weights.items()}
+        got = device.run("residual_read", args)
+        written = refs.residual_inject(h.f64(before), h.f64(y), 2 * h.f64(s))
+        h.close(got["r"], written, TOLERANCE, before)
+        down_values, up_values, inject_values = (weights[k][1] for k in ("down", "up", "inject"))
+        x, next_s = refs.residual_mix(
+            written, h.f64(w), down_values, up_values, inject_values, eps, streams
+        )
+        h.close(got["x"], x, 1e-5)
+        assert next_s is not None
+        h.close(2 * got["s"], next_s, 1e-5)
+        h.same(r, before)

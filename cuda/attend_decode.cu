@@ -27,12 +27,12 @@ __global__ void __launch_bounds__(threads, 1) attend_decode_kernel(const AttendA
   __shared__ float half_sum[heads][dim];
   __shared__ float keep[heads], top[heads], total[heads];
   __shared__ std::int64_t at[tile];
-  begin();
   const int t = blockIdx.x / a.kv_heads, kv_head = blockIdx.x % a.kv_heads;
   const int group = a.heads / a.kv_heads;
   const std::int64_t head = static_cast<std::int64_t>(t) * a.heads + kv_head * group;
   const std::int64_t width = static_cast<std::int64_t>(a.kv_heads) * dim;
-  const ChunkView& chunk = a.step.chunk_of(t);
+  const ChunkView chunk = a.step.chunk_of(t);
+  begin();
   if (chunk.padding()) return;
   const Visible visible(a, chunk, t);
   const std::int64_t part = part_keys(visible.count);
@@ -139,17 +139,21 @@ __global__ void __launch_bounds__(threads, 1) attend_decode_kernel(const AttendA
 
 // A block per token and query head: parts weigh exp(their top - the highest top).
 __global__ void __launch_bounds__(dim) merge_decode_kernel(const AttendArgs a) {
+  constexpr int at_once = 40;  // parts of the released model's budget of keys, and a few more
   __shared__ float weight[most_parts];
   __shared__ float denominator;
-  begin();
   const std::int64_t head = blockIdx.x;
   const int t = blockIdx.x / a.heads, d = threadIdx.x;
-  const float gate = a.qg[(2 * head + 1) * dim + d];
-  const ChunkView& chunk = a.step.chunk_of(t);
+  const ChunkView chunk = a.step.chunk_of(t);
+  begin();
   if (chunk.padding()) return;
+  const float gate = a.qg[(2 * head + 1) * dim + d];
   const Visible visible(a, chunk, t);
   const int parts = static_cast<int>(div_up(visible.count, part_keys(visible.count)));
   const float* from = a.parts + head * most_parts * dim + d;
+  float first[at_once];  // on their way while the weights are computed
+#pragma unroll
+  for (int i = 0; i < at_once; ++i) first[i] = i < parts ? from[i * dim] : 0.0f;
   if (warp_id() == 0) {
     const auto* sums = reinterpret_cast<const float2*>(a.sums) + head * most_parts;
     constexpr int each = most_parts / 32;
@@ -173,8 +177,11 @@ __global__ void __launch_bounds__(dim) merge_decode_kernel(const AttendArgs a) {
   }
   __syncthreads();
   float sum = 0;
+#pragma unroll
+  for (int i = 0; i < at_once; ++i)
+    if (i < parts) sum = fmaf(weight[i], first[i], sum);
 #pragma unroll 16
-  for (int i = 0; i < parts; ++i) sum = fmaf(weight[i], from[i * dim], sum);
+  for (int i = at_once; i < parts; ++i) sum = fmaf(weight[i], from[i * dim], sum);
   a.y[head * dim + d] = sum / denominator * sigmoid(gate);
 }
 

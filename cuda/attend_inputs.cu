@@ -53,7 +53,7 @@ __device__ void block_key(const InputsArgs& a, const ChunkView& chunk, const flo
 
 // Blocks that end at this token and lie in the chunk as a whole. The chunk's first token also has
 // the block that began before the chunk, and moves the tail on, which nobody else reads.
-__device__ void index_part(const InputsArgs& a, const ChunkView& chunk, int t) {
+__device__ void index_keys(const InputsArgs& a, const ChunkView& chunk, int t) {
   float* tail = a.step.state_at(chunk, a.state);
   const std::int64_t position = chunk.position + (t - chunk.row);
   const std::int64_t first = position + 1 - a.ratio;
@@ -69,36 +69,44 @@ __device__ void index_part(const InputsArgs& a, const ChunkView& chunk, int t) {
 }
 
 __global__ void __launch_bounds__(32 * warps) attend_inputs_kernel(const InputsArgs a) {
-  begin();
   const int parts = a.heads + 2 * a.kv_heads + (a.index_heads > 0 ? a.index_heads + 1 : 0);
   const std::int64_t i = blockIdx.x * static_cast<std::int64_t>(warps) + warp_id();
   const int t = static_cast<int>(i / parts);
-  int part = static_cast<int>(i % parts);
-  if (t >= a.rows) return;
+  if (t >= a.rows) return begin();
+  const int part = static_cast<int>(i % parts);  // heads of q, k, v, the indexer's; its keys
+  const int k_part = part - a.heads, v_part = k_part - a.kv_heads, index_part = v_part - a.kv_heads;
+  const ChunkView chunk = a.step.chunk_of(t);
+  if (chunk.padding()) return begin();
+  const std::int64_t slot = a.step.slot(chunk, chunk.position + (t - chunk.row));
+  const float* w = k_part < 0                    ? a.q_norm
+                   : v_part < 0                  ? a.k_norm
+                   : index_part == a.index_heads ? a.index_k_norm
+                                                 : a.index_q_norm;
+  constexpr int line = 32;  // floats
+  const int dim = index_part < 0 ? a.dim : a.index_dim;
+  if (v_part < 0 || index_part >= 0)
+    for (int at = lane_id() * line; at < dim; at += 32 * line) prefetch(w + at);
+  begin();
   const float* table = a.rope + static_cast<std::int64_t>(t) * a.rotary_dim;
-  if (part < a.heads) {
-    const std::int64_t head = static_cast<std::int64_t>(t) * a.heads + part;
-    return norm_rope(a.qg + head * 2 * a.dim, a.q_norm, table, a.dim, a.rotary_dim, a.eps,
-                     a.q + head * a.dim);
-  }
-  part -= a.heads;
-  const ChunkView& chunk = a.step.chunk_of(t);
-  if (chunk.padding()) return;
-  if (part < 2 * a.kv_heads) {
-    const int head = part % a.kv_heads;
-    const std::int64_t from = (static_cast<std::int64_t>(t) * a.kv_heads + head) * a.dim;
-    const std::int64_t to =
-        (a.step.slot(chunk, chunk.position + (t - chunk.row)) * a.kv_heads + head) * a.dim;
-    if (part < a.kv_heads)
-      return norm_rope(a.k + from, a.k_norm, table, a.dim, a.rotary_dim, a.eps, a.keys + to);
-    for (int d = lane_id(); d < a.dim; d += 32) a.values[to + d] = a.v[from + d];
+  // Head `head` of `heads` in rows of heads of `stride`.
+  const auto row = [t](auto* base, int heads, int head, int stride) {
+    return base + (static_cast<std::int64_t>(t) * heads + head) * stride;
+  };
+  if (k_part < 0)
+    return norm_rope(row(a.qg, a.heads, part, 2 * dim), w, table, dim, a.rotary_dim, a.eps,
+                     row(a.q, a.heads, part, dim));
+  if (v_part < 0)
+    return norm_rope(row(a.k, a.kv_heads, k_part, dim), w, table, dim, a.rotary_dim, a.eps,
+                     a.keys + (slot * a.kv_heads + k_part) * dim);
+  if (index_part < 0) {
+    const float* from = row(a.v, a.kv_heads, v_part, dim);
+    float* to = a.values + (slot * a.kv_heads + v_part) * dim;
+    for (int d = lane_id(); d < dim; d += 32) to[d] = from[d];
     return;
   }
-  part -= 2 * a.kv_heads;
-  if (part == a.index_heads) return index_part(a, chunk, t);
-  const std::int64_t head = static_cast<std::int64_t>(t) * a.index_heads + part;
-  norm_rope(a.index_q + head * a.index_dim, a.index_q_norm, table, a.index_dim, a.rotary_dim, a.eps,
-            a.index_q_out + head * a.index_dim);
+  if (index_part == a.index_heads) return index_keys(a, chunk, t);
+  norm_rope(row(a.index_q, a.index_heads, index_part, dim), w, table, dim, a.rotary_dim, a.eps,
+            row(a.index_q_out, a.index_heads, index_part, dim));
 }
 
 }  // namespace

@@ -94,20 +94,27 @@ struct SelectArgs {
 // Warps take 4 blocks of a token at a time, 4 heads at once. grid (blocks of the grid, rows)
 constexpr int score_keys = 4, score_heads = 4, score_warps = block_threads / 32;
 __global__ void __launch_bounds__(block_threads) score_kernel(const SelectArgs a) {
-  begin();
   const std::int64_t t = a.first_row + blockIdx.y;
-  const ChunkView& chunk = a.step.chunk_of(t);
-  if (chunk.padding()) return;
+  const ChunkView chunk = a.step.chunk_of(t);
   const std::int64_t blocks = a.complete_blocks(chunk, t);
-  if (blocks <= a.blocks) return;
+  if (chunk.padding() || blocks <= a.blocks) return begin();
+  const auto key_of = [&](std::int64_t b) {
+    return a.keys + a.step.slot(chunk, min(b, blocks - 1) * a.ratio) / a.ratio * a.dim;
+  };
+  const std::int64_t first =
+      (blockIdx.x * static_cast<std::int64_t>(score_warps) + warp_id()) * score_keys;
+  constexpr int line = 32;  // floats
+  const int lines = static_cast<int>(div_up(a.dim, line));
+  if (first < blocks)  // all but the newest key are older than the step
+    for (int i = lane_id(); i < score_keys * lines; i += 32)
+      prefetch(key_of(first + i / lines) + i % lines * line);
+  begin();
   const float* q = a.q + t * a.heads * a.dim;
-  for (std::int64_t b0 =
-           (blockIdx.x * static_cast<std::int64_t>(score_warps) + warp_id()) * score_keys;
-       b0 < blocks; b0 += static_cast<std::int64_t>(gridDim.x) * score_warps * score_keys) {
+  for (std::int64_t b0 = first; b0 < blocks;
+       b0 += static_cast<std::int64_t>(gridDim.x) * score_warps * score_keys) {
     const float* key[score_keys];
 #pragma unroll
-    for (int j = 0; j < score_keys; ++j)
-      key[j] = a.keys + a.step.slot(chunk, min(b0 + j, blocks - 1) * a.ratio) / a.ratio * a.dim;
+    for (int j = 0; j < score_keys; ++j) key[j] = key_of(b0 + j);
     float score = 0;
     for (int h0 = 0; h0 < a.heads; h0 += score_heads) {
       float dots[score_heads * score_keys] = {};
@@ -136,20 +143,25 @@ __global__ void __launch_bounds__(block_threads) score_kernel(const SelectArgs a
 
 constexpr int select_threads = 1024;
 
-// How many set flags lower threads of the block hold; `total` is the block's.
-__device__ int rank_of(bool flag, int* total) {
-  __shared__ int counts[select_threads / 32];
-  const unsigned ballot = __ballot_sync(all_lanes, flag);
+// How many blocks of lower threads are above the threshold and how many are its equals; `total` is
+// the block's.
+struct Ranks {
+  int above, equal;
+};
+__device__ Ranks ranks_of(bool above, bool equal, Ranks* total) {
+  constexpr int warps = select_threads / 32;
+  __shared__ Ranks counts[warps];
+  const unsigned above_lanes = __ballot_sync(all_lanes, above),
+                 equal_lanes = __ballot_sync(all_lanes, equal), lower = (1u << lane_id()) - 1;
   __syncthreads();
-  if (lane_id() == 0) counts[warp_id()] = __popc(ballot);
+  if (lane_id() == 0) counts[warp_id()] = {__popc(above_lanes), __popc(equal_lanes)};
   __syncthreads();
-  int before = 0;
-  *total = 0;
-  for (int i = 0; i < select_threads / 32; ++i) {
-    if (i < warp_id()) before += counts[i];
-    *total += counts[i];
-  }
-  return before + __popc(ballot & ((1u << lane_id()) - 1));
+  static_assert(warps == 32);  // a lane's
+  const Ranks mine = counts[lane_id()];
+  const bool before = lane_id() < warp_id();
+  *total = {__reduce_add_sync(all_lanes, mine.above), __reduce_add_sync(all_lanes, mine.equal)};
+  return {__reduce_add_sync(all_lanes, before ? mine.above : 0) + __popc(above_lanes & lower),
+          __reduce_add_sync(all_lanes, before ? mine.equal : 0) + __popc(equal_lanes & lower)};
 }
 
 // The bits of the k-th largest of n scores, and how many of its equals belong to the k largest.
@@ -222,11 +234,11 @@ __device__ Threshold threshold_of(Each each, int k) {
 // Emits in index order every block above the threshold and the first of its equals. A block per
 // token.
 __global__ void __launch_bounds__(select_threads) select_kernel(const SelectArgs a) {
-  begin();
   const std::int64_t t = a.first_row + blockIdx.x;
-  const ChunkView& chunk = a.step.chunk_of(t);
-  if (chunk.padding()) return;
+  const ChunkView chunk = a.step.chunk_of(t);
   const std::int64_t blocks = a.complete_blocks(chunk, t);
+  begin();
+  if (chunk.padding()) return;
   std::int32_t* selected = a.selected + t * a.blocks;
   if (blocks <= a.blocks) {
     if (threadIdx.x == 0) selected[0] = -1;
@@ -254,18 +266,18 @@ __global__ void __launch_bounds__(select_threads) select_kernel(const SelectArgs
         },
         a.blocks);
   }
-  int taken = 0, equals = 0;
-  for (std::int64_t first = 0; first < blocks && taken < a.blocks; first += select_threads) {
+  Ranks passed{0, 0};
+  for (std::int64_t first = 0; first < blocks; first += select_threads) {
     const std::int64_t b = first + threadIdx.x;
     const std::uint32_t score = b < blocks ? bits[b] : 0;
-    const bool equal = b < blocks && score == least.bits;
-    int total_equal, total_taken;
-    const int rank = equals + rank_of(equal, &total_equal);
-    const bool take = b < blocks && (score > least.bits || (equal && rank < least.equals));
-    const int to = taken + rank_of(take, &total_taken);
-    if (take) selected[to] = static_cast<std::int32_t>(b);
-    taken += total_taken;
-    equals += total_equal;
+    const bool above = b < blocks && score > least.bits, equal = b < blocks && score == least.bits;
+    Ranks total;
+    const Ranks rank = ranks_of(above, equal, &total);
+    const int equals = passed.equal + rank.equal;
+    if (above || (equal && equals < least.equals))
+      selected[passed.above + rank.above + min(equals, least.equals)] =
+          static_cast<std::int32_t>(b);
+    passed = {passed.above + total.above, passed.equal + total.equal};
   }
 }
 

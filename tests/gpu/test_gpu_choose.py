@@ -16,7 +16,7 @@ from tests.gpu.test_gpu_model import same, tokens_of
 
 Pair = Callable[[str], tuple[Model, Model]]
 NONE = np.empty(0, np.int32)
-BUCKETS = 9
+BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 
 
 def params_of(i: int) -> SamplingParams:
@@ -70,28 +70,31 @@ def test_text_is_the_same_by_device_and_host(cuda: None, gguf_file: Callable[[st
 
 
 @pytest.mark.parametrize("name", ["base", "experts512"])
-def test_every_batch_size_with_few_shapes(pair: Pair, name: str) -> None:
-    """Batches of 1 to 64 are padded, and give the bits of eager steps, which are not."""
+def test_padding_changes_no_bit(pair: Pair, name: str) -> None:
+    """Batches of 1 to 64 in few shapes, and the same with other sequences in place of padding."""
     _, cuda = pair(name)
     rng = np.random.RandomState(2)
     sizes = [*range(1, 65), *(int(n) for n in rng.randint(1, 65, 20))]
-    tokens = rng.randint(0, 300, (len(sizes), 64, 1)).astype(np.int32)
+    tokens = rng.randint(0, 300, (len(sizes), 128, 1)).astype(np.int32)
     prompts = [tokens_of(cuda, 1 + i % 5, i) for i in range(64)]
     logits = []
-    for graphs in (True, False):
-        with Session(cuda, n_ctx=160, max_seqs=64, graphs=graphs, poison=True) as session:
-            seqs = [session.open() for _ in range(64)]
-            for seq, prompt in zip(seqs, prompts, strict=True):
+    for filled in (False, True):
+        with Session(cuda, n_ctx=160, max_seqs=80, poison=True) as session:
+            seqs = [session.open() for _ in range(80)]
+            for seq, prompt in zip(seqs, prompts, strict=False):
                 seq.extend(prompt, outputs="none")
             before = session.core.compiled
             out = []
             for n, step in zip(sizes, tokens, strict=True):
-                requests = [(seqs[i].id, step[i], 0) for i in np.roll(np.arange(64), 7 * n)[:n]]
-                out.append(session.core.step(requests).copy())
+                batch = [seqs[i] for i in np.roll(np.arange(64), 7 * n)[:n]]
+                if filled:
+                    batch += seqs[64 : 64 + min(b for b in BUCKETS if b >= n) - n]
+                requests = [(s.id, t, 0) for s, t in zip(batch, step, strict=False)]
+                out.append(session.core.step(requests)[:n].copy())
             logits.append(out)
-            assert session.core.compiled - before <= (BUCKETS if graphs else 64)
-    for padded, plain in zip(*logits, strict=True):
-        same(padded, plain)
+            assert session.core.compiled - before == len(BUCKETS)
+    for padded, full in zip(*logits, strict=True):
+        same(padded, full)
 
 
 @pytest.mark.parametrize("slots", [60, 120])

@@ -113,6 +113,7 @@ struct Context {
   const KvLayer* kv = nullptr;        // [attention layers], device pointers
   std::span<const TableRows> tables;  // of this step
   std::int64_t context = 0;           // the longest sequence in tokens
+  bool batch_invariant = false;       // see CudaOptions
   std::byte* scratch = nullptr;       // as large as scratch_bytes(op) asked for
 
   const TensorView& view(Tensor t) const { return tensors[t.id]; }

@@ -112,6 +112,7 @@ class CudaExecutable final : public Executable {
     c_.kv = memory.kv.data();
     c_.tables = shared_->step.tables();
     c_.context = context_;
+    c_.batch_invariant = shared_->options.batch_invariant;
     c_.scratch = shared_->scratch.at_least(scratch_bytes_, "kernel workspace", stream);
   }
 

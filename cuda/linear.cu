@@ -1,33 +1,17 @@
-// Dense linear maps: a warp multiplies 4 weight rows with up to 8 activation rows; several warps
-// share long rows. Right for decode steps; long prompts re-read the weights from the second cache.
-#include <vector>
-
+// Dense linear maps of one activation row, and of any number where the weights have no products on
+// tensor cores (linear_mma.cu): a warp multiplies 4 weight rows with up to 8 activation rows;
+// several warps share long rows.
 #include "cuda/check.h"
 #include "cuda/common/matvec.cuh"
 #include "cuda/launch.h"
+#include "cuda/linear.h"
 #include "cuda/run.h"
 
 namespace imp::cuda {
 namespace {
 
-struct Part {
-  Matrix w;
-  float* y;  // [T, w.rows]
-  float alpha;
-  Act act;
-  int split;        // warps that share a group of weight rows
-  int first_block;  // of its row blocks in the grid
-};
-
-struct LinearArgs {
-  const float* x;  // [T, w.cols]
-  std::int64_t rows;
-  int token_groups, n_parts;
-  Part parts[max_linear_parts];
-};
-
 template <class F, int T, bool Whole>
-__device__ __forceinline__ void part_rows(const LinearArgs& a, const Part& p, int block) {
+__device__ __forceinline__ void part_rows(const LinearArgs& a, const LinearPart& p, int block) {
   constexpr int R = rows_at_once;
   const int group = warp_id() / p.split, part = warp_id() % p.split;
   const std::int64_t t0 = static_cast<std::int64_t>(blockIdx.x % a.token_groups) * T;
@@ -67,7 +51,7 @@ __global__ void __launch_bounds__(32 * matvec_warps, T == 1 ? 3 : 2)
   const int block = static_cast<int>(blockIdx.x) / a.token_groups;
   int i = 0;
   while (i + 1 < a.n_parts && block >= a.parts[i + 1].first_block) ++i;
-  const Part& p = a.parts[i];
+  const LinearPart& p = a.parts[i];
   with_format(p.w.type, [&]<class F>(F) {
     if constexpr (Whole || !F::blocks) part_rows<F, T, Whole>(a, p, block - p.first_block);
   });
@@ -77,7 +61,7 @@ void launch_parts(LinearArgs& a, bool whole, cudaStream_t stream) {
   if (a.rows == 0 || a.n_parts == 0) return;
   int blocks = 0;
   for (int i = 0; i < a.n_parts; ++i) {
-    Part& p = a.parts[i];
+    LinearPart& p = a.parts[i];
     p.split = warps_per_row(p.w);
     p.first_block = blocks;
     blocks += static_cast<int>(div_up(div_up(p.w.rows, rows_at_once), matvec_warps / p.split));
@@ -114,12 +98,13 @@ int warps_per_row(const Matrix& w) {
 
 void run(const Linears& op, const Context& c) {
   LinearArgs a{c.f32(op.x), c.rows(op.x), 0, 0, {}};
-  LinearArgs odd = a;  // rows that are not whole units
+  LinearArgs mma = a, odd = a;  // odd: rows that are not whole units
   for (const Linears::Part& p : op.parts) {
     const Matrix& w = c.matrix(p.w);
-    LinearArgs& to = whole_units(w) ? a : odd;
-    to.parts[to.n_parts++] = {w, c.f32(p.y), p.alpha * w.scale, p.act, 1, 0};
+    LinearArgs& to = on_tensor_cores(w, a.rows, c) ? mma : whole_units(w) ? a : odd;
+    to.parts[to.n_parts++] = {w, c.f32(p.y), p.alpha * w.scale, p.act, 0, 1};
   }
+  run_mma(mma, c.stream);
   launch_parts(a, true, c.stream);
   launch_parts(odd, false, c.stream);
 }

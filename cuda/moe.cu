@@ -206,7 +206,8 @@ void run(const MoeFfn& op, const Context& c) {
                   c.f32(op.y),
                   a.k,
                   warps_per_row(shared)};
-  if (rows > direct_rows || !has_sum_mma(a, s) || !one_wave(a.gate, a.tiles)) {
+  // The sum has the shared expert's down map of one row, whose order differs from that of several.
+  if (rows > direct_rows || c.batch_invariant || !has_sum_mma(a, s) || !one_wave(a.gate, a.tiles)) {
     run(op.experts(), c);
     run(op.swiglu(), c);
     run(op.down_linear(), c);

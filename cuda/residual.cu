@@ -2,6 +2,7 @@
 #include "cuda/check.h"
 #include "cuda/common/matvec.cuh"
 #include "cuda/launch.h"
+#include "cuda/linear.h"
 #include "cuda/run.h"
 
 namespace imp::cuda {
@@ -90,22 +91,15 @@ __global__ void __launch_bounds__(norm_threads)
     out[i] = to[i] * scale * gains[i];
 }
 
-struct MixArgs {
-  Matrix w;
-  const float *low, *n;
-  float* x;
-  std::int64_t rows, hidden;
-  int token_groups;
-};
-
 // 8 lanes take one element of all streams: as many weight rows, and their gated mean.
 constexpr int mix_lanes = 8;
 template <class F, int T, int Streams>
-__global__ void __launch_bounds__(block_threads) linear_mix_kernel(const MixArgs a) {
+__global__ void __launch_bounds__(block_threads)
+    linear_mix_kernel(const MixArgs a, int token_groups) {
   const int lane = threadIdx.x % mix_lanes;
-  const std::int64_t t0 = static_cast<std::int64_t>(blockIdx.x % a.token_groups) * T;
+  const std::int64_t t0 = static_cast<std::int64_t>(blockIdx.x % token_groups) * T;
   const std::int64_t i =
-      blockIdx.x / a.token_groups * (block_threads / mix_lanes) + threadIdx.x / mix_lanes;
+      blockIdx.x / token_groups * (block_threads / mix_lanes) + threadIdx.x / mix_lanes;
   Row w[Streams];
 #pragma unroll
   for (int s = 0; s < Streams; ++s) w[s] = row_of(a.w, s * a.hidden + min(i, a.hidden - 1));
@@ -137,19 +131,19 @@ __global__ void __launch_bounds__(block_threads) linear_mix_kernel(const MixArgs
 
 void run(const LinearMix& op, const Context& c) {
   const Matrix& w = c.matrix(op.w);
-  constexpr int streams = 4;
-  if (op.streams != streams || !whole_units(w)) {
+  if (op.streams != mix_streams || !whole_units(w)) {
     run(Linear{op.low, op.w, op.gate, 1, Act::none}, c);
     return run(ResidualMix{op.n, op.gate, op.streams, op.x}, c);
   }
-  MixArgs a{w, c.f32(op.low), c.f32(op.n), c.f32(op.x), c.rows(op.x), c.cols(op.x), 0};
+  const MixArgs a{w, c.f32(op.low), c.f32(op.n), c.f32(op.x), c.rows(op.x), c.cols(op.x)};
   if (a.rows == 0) return;
+  if (on_tensor_cores(w, a.rows, c)) return run_mma(a, c.stream);
   with_format(w.type, [&]<class F>(F) {
     const auto with = [&]<int T>() {
-      a.token_groups = static_cast<int>(div_up(a.rows, T));
-      const std::int64_t blocks = div_up(a.hidden, block_threads / mix_lanes) * a.token_groups;
-      launch(linear_mix_kernel<F, T, streams>, static_cast<unsigned>(blocks), block_threads, 0,
-             c.stream, a);
+      const int token_groups = static_cast<int>(div_up(a.rows, T));
+      const std::int64_t blocks = div_up(a.hidden, block_threads / mix_lanes) * token_groups;
+      launch(linear_mix_kernel<F, T, mix_streams>, static_cast<unsigned>(blocks), block_threads, 0,
+             c.stream, a, token_groups);
     };
     if (a.rows == 1) return with.template operator()<1>();
     if (a.rows == 2) return with.template operator()<2>();

@@ -1,6 +1,6 @@
 // Times CUDA ops at the released model's shapes, each as a replayed graph over enough copies of its
-// weights that the second cache does not hold them: microseconds a call, and GB/s of what it must
-// read. Usage: imp_bench_cuda [rows ...]
+// weights that the second cache does not hold them: microseconds a call, GB/s of what it must read,
+// and for linear maps TFLOP/s. Usage: imp_bench_cuda [rows ...]
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -118,9 +118,9 @@ struct Bench {
 
   // add(graph, input) appends one copy; several copies are timed against none.
   void run(const std::string& name, std::int64_t rows, std::int64_t cols, double read_bytes,
-           const std::function<void(Graph&, Tensor)>& add) {
+           const std::function<void(Graph&, Tensor)>& add, double products = 0) {
     const int copies =
-        static_cast<int>(std::min(64.0, std::max(8.0, least_bytes / std::max(1.0, read_bytes))));
+        static_cast<int>(std::min(64.0, std::max(2.0, least_bytes / std::max(1.0, read_bytes))));
     const auto build = [&](int n) {
       auto g = std::make_shared<Graph>();
       second_ = {};
@@ -131,32 +131,59 @@ struct Bench {
     const double seconds = (time(build(copies)) - time(build(0))) / copies;
     std::printf("%-28s rows %3d: %8.2f us", name.c_str(), static_cast<int>(rows), seconds * 1e6);
     if (read_bytes > 0) std::printf("  %6.0f GB/s", read_bytes / seconds * 1e-9);
+    if (products > 0) std::printf("  %6.1f TFLOP/s", 2 * products / seconds * 1e-12);
     std::printf("\n");
     std::fflush(stdout);
   }
 
-  void linear(const char* name, DType type, std::int64_t n, std::int64_t k, std::int64_t rows) {
+  // Maps of one input, as many rows as `heights` says.
+  void linear(const char* name, DType type, const std::vector<std::int64_t>& heights,
+              std::int64_t k, std::int64_t rows) {
+    std::int64_t n = 0;
+    for (const std::int64_t height : heights) n += height;
     const double size = static_cast<double>(n) * static_cast<double>(row_bytes(type, k));
-    run(str(name, " ", n, "x", k), rows, k, size, [&](Graph& g, Tensor x) {
-      g.add(Linear{x, weight(type, n, k), g.tensor(rows, n), 1, Act::none});
-    });
+    run(
+        str(name, " ", n, "x", k), rows, k, size,
+        [&](Graph& g, Tensor x) {
+          Linears op{x, {}};
+          for (const std::int64_t height : heights)
+            op.parts.push_back({weight(type, height, k), g.tensor(rows, height), 1, Act::none});
+          g.add(std::move(op));
+        },
+        static_cast<double>(n * k * rows));
   }
 };
+
+void bench_linear(Bench& b, std::int64_t rows) {
+  b.set_rows(rows, 0, 16);
+  const auto bf16 = DType::bf16;
+  constexpr std::int64_t low = 320;
+  b.linear("delta net in", bf16, {10240, 6144, 48, 48}, hidden, rows);
+  b.linear("out", bf16, {hidden}, 6144, rows);
+  b.linear("router and shared up", bf16, {512, 640, 640, 1}, hidden, rows);
+  b.linear("shared down", bf16, {hidden}, 640, rows);
+  b.linear("mix down", bf16, {low, 4}, wide, rows);
+  const double mix = static_cast<double>(wide * low);
+  const Graph* has_streams = nullptr;
+  Tensor n;
+  b.run(
+      "mix up 10240x320", rows, low, 2 * mix,
+      [&](Graph& g, Tensor x) {
+        if (has_streams != &g) n = b.input(g, rows, wide);
+        has_streams = &g;
+        g.add(LinearMix{x, n, b.weight(bf16, wide, low), 4, g.tensor(rows, wide),
+                        g.tensor(rows, hidden)});
+      },
+      mix * static_cast<double>(rows));
+  b.linear("head", bf16, {vocab}, hidden, rows);
+  b.linear("delta net in q8_0", DType::q8_0, {10240, 6144, 48, 48}, hidden, rows);
+  b.linear("delta net in f8", DType::f8_e4m3, {10240, 6144, 48, 48}, hidden, rows);
+}
 
 void bench(Bench& b, std::int64_t rows) {
   constexpr std::int64_t context = 4096, page_tokens = 16;
   b.set_rows(rows, context - 1, page_tokens);
   const auto bf16 = DType::bf16;
-  b.linear("qkv bf16", bf16, 10240, hidden, rows);
-  b.linear("out bf16", bf16, hidden, 6144, rows);
-  b.linear("shared bf16", bf16, 640, hidden, rows);
-  b.linear("mix down bf16", bf16, 320, wide, rows);
-  b.linear("mix up bf16", bf16, wide, 320, rows);
-  b.linear("inject bf16", bf16, 4, wide, rows);
-  b.linear("router f32", DType::f32, 512, hidden, rows);
-  b.linear("qkv q8_0", DType::q8_0, 10240, hidden, rows);
-  b.linear("head bf16", bf16, vocab, hidden, rows);
-
   b.run("group norm 4x2560", rows, wide, 0, [&](Graph& g, Tensor x) {
     g.add(GroupNorm{x, b.vector(wide), 4, 1e-6f, g.tensor(rows, wide)});
   });
@@ -226,8 +253,11 @@ int main(int argc, char** argv) {
     std::printf("%s\n", b.backend->info().detail.c_str());
     std::vector<std::int64_t> rows;
     for (int i = 1; i < argc; ++i) rows.push_back(std::atoll(argv[i]));
-    if (rows.empty()) rows = {1, 8, 64};
-    for (const std::int64_t r : rows) bench(b, r);
+    for (const std::int64_t r :
+         rows.empty() ? std::vector<std::int64_t>{1, 2, 8, 64, 128, 512} : rows)
+      bench_linear(b, r);
+    for (const std::int64_t r : rows.empty() ? std::vector<std::int64_t>{1, 8, 64} : rows)
+      bench(b, r);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "%s\n", e.what());
     return 1;

@@ -76,6 +76,9 @@ std::shared_ptr<Backend> make_cpu_backend(const CpuOptions&);
 struct CudaOptions {
   int device = 0;      // as the driver numbers them
   bool graphs = true;  // capture small steps and replay them
+  // A row's bits do not depend on how many rows its step has; otherwise one row alone takes a
+  // faster path whose sums are in another order.
+  bool batch_invariant = false;
   // Experts that device memory holds, of all layers together; the others stay in pinned host
   // memory. -1 = all of them, without a cache.
   std::int64_t expert_slots = -1;

@@ -20,6 +20,15 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], const std::uint32_t (&a)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// Operand a from shared memory. Lane l names 8 columns (16 bytes) of one row: row l % 8 of rows
+// 0..7 (lanes 0..7 and 16..23) or 8..15, and columns 0..7 (lanes 0..15) or 8..15.
+__device__ __forceinline__ void load_a(std::uint32_t (&a)[4], const void* shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+               : "r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(shared)))
+               : "memory");
+}
+
 // Two bf16 in a word, the first in its lower half.
 __device__ __forceinline__ std::uint32_t bf16_pair(float x, float y) {
   const __nv_bfloat162 v = __floats2bfloat162_rn(x, y);

@@ -555,18 +555,21 @@ void bind_ops(nb::module_& m) {
       "run_op",
       [](const std::string& name, const nb::dict& args, const nb::dict& step,
          const std::string& backend_name, const std::string& kernels, int n_threads,
-         std::int64_t context) {
+         std::int64_t context, bool batch_invariant) {
         const auto it = makers().find(name);
         if (it == makers().end()) fail(ErrorCode::invalid_argument, str("no op is called ", name));
         Call call(args, step);
         if (backend_name != "cpu" && backend_name != "cuda")
           fail(ErrorCode::invalid_argument, str("backend '", backend_name, "': cpu or cuda"));
-        const auto backend =
-            backend_name == "cuda" ? make_cuda_backend({}) : make_cpu_backend({n_threads, kernels});
+        CudaOptions cuda;
+        cuda.batch_invariant = batch_invariant;
+        const auto backend = backend_name == "cuda" ? make_cuda_backend(cuda)
+                                                    : make_cpu_backend({n_threads, kernels});
         return call.run(it->second(call), *backend, context);
       },
       nb::arg("name"), nb::arg("args"), nb::arg("step"), nb::kw_only(), nb::arg("backend") = "cpu",
       nb::arg("kernels") = "auto", nb::arg("n_threads") = 2, nb::arg("context") = 65536,
+      nb::arg("batch_invariant") = false,
       "Runs one op and returns its outputs by name. `args` holds its tensors (float32 or int32 "
       "[rows, cols]), weights and "
       "numbers; `step` the tokens, positions, chunks, state and cache, the last two changed in "

@@ -157,6 +157,7 @@ class Session:
         profile: bool = False,
         device: str = "cpu",
         graphs: bool = True,
+        batch_invariant: bool = False,
         cache_tokens: int = 0,
         rollback_tokens: int = 0,
         cache_type_k: str = "f32",
@@ -364,6 +365,7 @@ def run_op(
     kernels: str = "auto",
     n_threads: int = 2,
     context: int = 65536,
+    batch_invariant: bool = False,
 ) -> dict[str, Any]:
     """Runs one op and returns its outputs by name; changes state and caches of `step` in place."""
 

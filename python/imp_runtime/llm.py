@@ -95,6 +95,7 @@ class LLM(CompletionDicts):
         cache_dir: str | PathLike[str] | None = None,
         cache_type_k: str = "f32",
         cache_type_v: str = "f32",
+        batch_invariant: bool = False,
         progress: Callable[[int, int], None] | None = None,
         ngram_scale: float | None = None,
         limits: Limits | None = None,
@@ -113,6 +114,7 @@ class LLM(CompletionDicts):
             cache_dir: folder where they go when the memory is needed or close() is called.
             cache_type_k: of the keys in the cache, see Session.
             cache_type_v: of the values.
+            batch_invariant: see Session.
             progress: called with (bytes read, bytes in all).
             ngram_scale: see Model.load.
             limits: see Model.load.
@@ -138,6 +140,7 @@ class LLM(CompletionDicts):
             cache_tokens=ONE_CONTEXT,
             cache_type_k=cache_type_k,
             cache_type_v=cache_type_v,
+            batch_invariant=batch_invariant,
         )
         self._setup(model, session, n_parallel, prefix_cache, cache_dir)
         if n_ctx is None and session.n_ctx < model.context_length:

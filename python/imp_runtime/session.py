@@ -41,6 +41,7 @@ class Session:
         poison: bool = False,
         profile: bool = False,
         graphs: bool = True,
+        batch_invariant: bool = False,
         cache_tokens: int | None = None,
         rollback_tokens: int = 0,
         cache_type_k: str = "f32",
@@ -67,6 +68,9 @@ class Session:
             poison: fill unused memory with NaN (for tests).
             profile: time every op, for `op_times()`.
             graphs: CUDA: record small steps once and replay them.
+            batch_invariant: CUDA: a sequence's logits are the same bits whatever other sequences
+                share its steps; otherwise they may differ in the last bits between a step of one
+                token and larger ones. Costs speed at one sequence. The CPU is always so.
             cache_tokens: of all sequences together; None = a full context for each,
                 planner.ONE_CONTEXT = one full context that they share.
             rollback_tokens: that truncate() can take back from a sequence.
@@ -124,6 +128,7 @@ class Session:
             profile=profile,
             device=model.device,
             graphs=graphs,
+            batch_invariant=batch_invariant,
             cache_tokens=cache_tokens or 0,
             rollback_tokens=rollback_tokens,
             cache_type_k=cache_type_k,

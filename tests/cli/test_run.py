@@ -80,6 +80,12 @@ def test_cache_types(session: FakeSession, capsys: pytest.CaptureFixture[str]) -
     assert "-ctv is 'q4_0', it must be f32, f16, bf16 or q8_0" in err
 
 
+def test_batch_invariant(session: FakeSession, capsys: pytest.CaptureFixture[str]) -> None:
+    session.script = ids("a<|im_end|>")
+    assert run(capsys, "m.gguf", "-p", "x", "--batch-invariant")[0] == 0
+    assert session.options["batch_invariant"] is True
+
+
 def test_options(session: FakeSession, capsys: pytest.CaptureFixture[str]) -> None:
     session.script = ids("a b STOP c d")
     args = ("-m", "m.gguf", "-p", "x", "--temp", "0", "-c", "77", "-t", "3", "--device", "cpu")

@@ -27,9 +27,9 @@ PARAMS = SamplingParams(temperature=0.8, seed=3, max_tokens=24, ignore_eos=True)
 
 def test_a_batch_equals_singles(cuda: None, gguf_file: File) -> None:
     path = gguf_file("prose")
-    with LLM(path, device="cuda", n_ctx=512, n_parallel=1) as llm:
+    with LLM(path, device="cuda", n_ctx=512, n_parallel=1, batch_invariant=True) as llm:
         alone = [llm.generate(p, PARAMS)[0].token_ids for p in PROMPTS]
-    with LLM(path, device="cuda", n_ctx=512, n_parallel=4) as llm:
+    with LLM(path, device="cuda", n_ctx=512, n_parallel=4, batch_invariant=True) as llm:
         assert llm.session.backend.startswith("cuda")
         assert [c.token_ids for c in llm.generate(PROMPTS, PARAMS)] == alone
         assert nothing_held(llm.session)
@@ -58,10 +58,11 @@ def test_preempted_is_undisturbed(pair: Pair, name: str) -> None:
     _, model = pair(name)
     batch = asks(8, seed=3, longest=30, most=50)
     tokenizer = Tokenizer(model.keys)
-    with Session(model, n_ctx=96, poison=True) as session:
+    with Session(model, n_ctx=96, poison=True, batch_invariant=True) as session:
         engine = Engine(session, tokenizer)
         want = [run(engine, [a.again()])[0] for a in batch]
-    with Session(model, n_ctx=96, max_seqs=6, cache_tokens=80, poison=True) as session:
+    options = {"max_seqs": 6, "cache_tokens": 80}
+    with Session(model, n_ctx=96, poison=True, batch_invariant=True, **options) as session:
         engine = Engine(session, tokenizer)
         again = [Ask(a.prompt, a.params) for a in batch]
         requests = [submit(engine, a) for a in again]

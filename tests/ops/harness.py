@@ -47,6 +47,7 @@ class Device:
         args: dict[str, Any],
         step: dict[str, Any] | None = None,
         threads: int = 2,
+        batch_invariant: bool = False,
     ) -> Arrays:
         """Outputs by name. Arrays of `step` that hold state and caches change in place."""
         outputs: Arrays = _core.run_op(
@@ -57,6 +58,7 @@ class Device:
             kernels=self.kernels,
             n_threads=threads,
             context=8192,
+            batch_invariant=batch_invariant,
         )
         return outputs
 

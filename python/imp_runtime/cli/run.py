@@ -77,6 +77,10 @@ def register(app: typer.Typer) -> None:
         expert_policy: Annotated[
             str, typer.Option("--expert-policy", help="lru, pool, lrfu[:n] or pool-lrfu[:n]")
         ] = "lru",
+        batch_invariant: Annotated[
+            bool,
+            typer.Option("--batch-invariant", help="CUDA: the same bits alone and in a batch"),
+        ] = False,
         parallel: Annotated[
             int, typer.Option("-np", "--parallel", help="prompts that run together", min=1)
         ] = 4,
@@ -159,6 +163,7 @@ def register(app: typer.Typer) -> None:
             "n_parallel": min(parallel, max(1, len(texts))),
             "cache_type_k": cache_type_k,
             "cache_type_v": cache_type_v,
+            "batch_invariant": batch_invariant,
             "limits": limits_of(vram_limit, ram_limit, expert_policy),
         }
         if cache_dir is not None:

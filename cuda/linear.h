@@ -1,0 +1,44 @@
+// What the kernels of linear maps share: one call's arguments.
+#pragma once
+
+#include <cstdint>
+
+#include "cpp/ops/linear.h"
+#include "cuda/context.h"
+
+namespace imp::cuda {
+
+struct LinearPart {
+  Matrix w;
+  float* y;  // [T, w.rows]
+  float alpha;
+  Act act;
+  int first_block;  // of its row blocks in the grid
+  int split;        // without tensor cores: warps that share a group of weight rows
+};
+
+struct LinearArgs {
+  const float* x;  // [T, cols of all parts]
+  std::int64_t rows;
+  int token_groups, n_parts;
+  LinearPart parts[max_linear_parts];
+};
+
+// Defined in linear_mma.cu: weights on tensor cores.
+bool has_mma(const Matrix&);
+// Whether an op of so many rows takes them: one row is a matter of memory alone.
+inline bool on_tensor_cores(const Matrix& w, std::int64_t rows, const Context& c) {
+  return has_mma(w) && (rows > 1 || c.batch_invariant);
+}
+void run_mma(const LinearArgs&, cudaStream_t);
+// x = 1/4 sum_s sigmoid(scale * low w_s^T) n_s; w_s: rows [s * hidden, (s + 1) * hidden)
+inline constexpr int mix_streams = 4;
+struct MixArgs {
+  Matrix w;
+  const float *low, *n;  // [T, w.cols], [T, streams * hidden]
+  float* x;              // [T, hidden]
+  std::int64_t rows, hidden;
+};
+void run_mma(const MixArgs&, cudaStream_t);
+
+}  // namespace imp::cuda

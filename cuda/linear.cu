@@ -78,6 +78,17 @@ void launch_parts(LinearArgs& a, bool whole, cudaStream_t stream) {
   with.template operator()<tokens_at_once, true>();
 }
 
+void run_matvec(const LinearArgs& args, cudaStream_t stream) {
+  LinearArgs a{args.x, args.rows, 0, 0, {}};
+  LinearArgs odd = a;  // rows that are not whole units
+  for (int i = 0; i < args.n_parts; ++i) {
+    LinearArgs& to = whole_units(args.parts[i].w) ? a : odd;
+    to.parts[to.n_parts++] = args.parts[i];
+  }
+  launch_parts(a, true, stream);
+  launch_parts(odd, false, stream);
+}
+
 __global__ void swiglu_kernel(const float* gate, const float* up, float* y, std::int64_t n) {
   begin();
   const std::int64_t i = global_thread();
@@ -97,20 +108,26 @@ int warps_per_row(const Matrix& w) {
 }
 
 void run(const Linears& op, const Context& c) {
-  LinearArgs a{c.f32(op.x), c.rows(op.x), 0, 0, {}};
-  LinearArgs mma = a, odd = a;  // odd: rows that are not whole units
+  LinearArgs mma{c.f32(op.x), c.rows(op.x), 0, 0, {}};
+  LinearArgs a = mma;
   for (const Linears::Part& p : op.parts) {
     const Matrix& w = c.matrix(p.w);
-    LinearArgs& to = on_tensor_cores(w, a.rows, c) ? mma : whole_units(w) ? a : odd;
+    LinearArgs& to = on_tensor_cores(w, a.rows, c) ? mma : a;
     to.parts[to.n_parts++] = {w, c.f32(p.y), p.alpha * w.scale, p.act, 0, 1};
   }
   run_mma(mma, c.stream);
-  launch_parts(a, true, c.stream);
-  launch_parts(odd, false, c.stream);
+  run_matvec(a, c.stream);
 }
 
 void run(const Linear& op, const Context& c) {
   run(Linears{op.x, {{op.w, op.y, op.alpha, op.act}}}, c);
+}
+
+void run_matvec(const Linear& op, const Context& c) {
+  const Matrix& w = c.matrix(op.w);
+  run_matvec(
+      {c.f32(op.x), c.rows(op.x), 0, 1, {{w, c.f32(op.y), op.alpha * w.scale, op.act, 0, 1}}},
+      c.stream);
 }
 
 void run(const SwiGlu& op, const Context& c) {

@@ -31,6 +31,9 @@ inline bool on_tensor_cores(const Matrix& w, std::int64_t rows, const Context& c
   return has_mma(w) && (rows > 1 || c.batch_invariant);
 }
 void run_mma(const LinearArgs&, cudaStream_t);
+// Defined in linear.cu: any number of rows, each in the order of one row alone.
+void run_matvec(const Linear&, const Context&);
+
 // x = 1/4 sum_s sigmoid(scale * low w_s^T) n_s; w_s: rows [s * hidden, (s + 1) * hidden)
 inline constexpr int mix_streams = 4;
 struct MixArgs {

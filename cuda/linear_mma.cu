@@ -167,30 +167,28 @@ struct Warp {
   const int row0 = warp_id() / S::column_warps % S::row_warps * (S::m * product_rows);
   const int token0 = warp_id() / (S::column_warps * S::row_warps) * (S::n * product_tokens);
 
-  // acc += the products of the group
+  // acc += the products of half of the group's columns
+  template <int Half>
   __device__ __forceinline__ void multiply(const uint4* stage, float (&acc)[S::m][S::n][4]) const {
+    std::uint32_t weights[S::m][4];
+    const int row = row0 + lane_id() % 16, word = 2 * Half + lane_id() / 16;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      std::uint32_t weights[S::m][4];
-      const int row = row0 + lane_id() % 16, word = 2 * half + lane_id() / 16;
+    for (int i = 0; i < S::m; ++i)
+      load_a(weights[i], stage + S::Weights::at(group, row, word) + i * product_rows * 4);
 #pragma unroll
-      for (int i = 0; i < S::m; ++i)
-        load_a(weights[i], stage + S::Weights::at(group, row, word) + i * product_rows * 4);
+    for (int j = 0; j < S::n; ++j) {
+      SplitPair x[2];
 #pragma unroll
-      for (int j = 0; j < S::n; ++j) {
-        SplitPair x[2];
-#pragma unroll
-        for (int p = 0; p < 2; ++p) {
-          const uint4* at = stage + S::x_at + j * product_tokens * 2 +
-                            S::Tokens8::at(4 * group + 2 * half + p, token0 + g, c / 2);
-          const float2 v = reinterpret_cast<const float2*>(at)[c % 2];
-          x[p] = split_pair(v.x, v.y);
-        }
-#pragma unroll
-        for (int i = 0; i < S::m; ++i) mma_bf16(acc[i][j], weights[i], {x[0].hi, x[1].hi});
-#pragma unroll
-        for (int i = 0; i < S::m; ++i) mma_bf16(acc[i][j], weights[i], {x[0].lo, x[1].lo});
+      for (int p = 0; p < 2; ++p) {
+        const uint4* at = stage + S::x_at + j * product_tokens * 2 +
+                          S::Tokens8::at(4 * group + 2 * Half + p, token0 + g, c / 2);
+        const float2 v = reinterpret_cast<const float2*>(at)[c % 2];
+        x[p] = split_pair(v.x, v.y);
       }
+#pragma unroll
+      for (int i = 0; i < S::m; ++i) mma_bf16(acc[i][j], weights[i], {x[0].hi, x[1].hi});
+#pragma unroll
+      for (int i = 0; i < S::m; ++i) mma_bf16(acc[i][j], weights[i], {x[0].lo, x[1].lo});
     }
   }
 
@@ -273,10 +271,11 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
     wait_groups<S::stages - 2>();
     __syncthreads();  // all threads' copies are there, and all are done with the slot before
     const int free = full == 0 ? S::stages - 1 : full - 1;
+    warp.template multiply<0>(slot(full), acc);
     weights.next(slot(free));
     x.next(slot(free) + S::x_at);
     end_group();
-    warp.multiply(slot(full), acc);
+    warp.template multiply<1>(slot(full), acc);
     full = full == S::stages - 1 ? 0 : full + 1;
   }
   wait_groups<0>();
@@ -342,7 +341,7 @@ using Wide16 = Shape<64, 16, 4, 1, 2, 6, 3>;
 using Wide32 = Shape<128, 32, 2, 2, 2, 4, 2>;
 using Wide64 = Shape<128, 64, 2, 2, 2, 4, 1>;
 using Wide128 = Shape<128, 128, 2, 2, 2, 4, 1>;
-using Narrow8 = Shape<16, 8, 1, 1, 4, 8, 3>;
+using Narrow8 = Shape<16, 8, 1, 1, 4, 11, 2>;
 using Narrow32 = Shape<64, 32, 1, 2, 4, 4, 1>;
 using Narrow64 = Shape<64, 64, 1, 2, 4, 4, 1>;
 using Mix64 = Shape<64, 64, 2, 2, 2, 4, 2>;

@@ -4,6 +4,7 @@
 #include "cuda/common/matvec.cuh"
 #include "cuda/expert_cache.h"
 #include "cuda/launch.h"
+#include "cuda/linear.h"
 #include "cuda/moe.h"
 #include "cuda/run.h"
 
@@ -206,11 +207,12 @@ void run(const MoeFfn& op, const Context& c) {
                   c.f32(op.y),
                   a.k,
                   warps_per_row(shared)};
-  // The sum has the shared expert's down map of one row, whose order differs from that of several.
-  if (rows > direct_rows || c.batch_invariant || !has_sum_mma(a, s) || !one_wave(a.gate, a.tiles)) {
+  // The sum takes the shared expert's down map in the order of one row.
+  const bool sum = rows <= direct_rows && !c.batch_invariant && has_sum_mma(a, s);
+  if (!sum || !one_wave(a.gate, a.tiles)) {
     run(op.experts(), c);
     run(op.swiglu(), c);
-    run(op.down_linear(), c);
+    sum ? run_matvec(op.down_linear(), c) : run(op.down_linear(), c);
     return run(op.combine(), c);
   }
   a.shared_gate = c.f32(op.shared_gate);

@@ -9,8 +9,9 @@ from tests.ops import harness as h
 from tests.ops import refs
 
 TOLERANCE = 5e-6  # fp32 sums of up to 640 products
-SPLIT_TOLERANCE = 1e-5
-"""On tensor cores fp32 activations are sums of two bf16 and lose up to 2^-17 = 7.6e-6 of each."""
+SPLIT_TOLERANCE = 2e-5
+"""On tensor cores fp32 activations are sums of two bf16 and lose up to 2^-17 = 7.6e-6 of each; the
+argument of a sigmoid can be several times its largest value."""
 ACTS = {"none": lambda x: x, "silu": refs.silu, "sigmoid": refs.sigmoid}
 
 
@@ -86,7 +87,9 @@ EDGES = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 200, 5
 
 
 @pytest.mark.parametrize("cuda", [d for d in h.DEVICES if d.backend == "cuda"], ids=str)
-@pytest.mark.parametrize(("n", "cols"), [(48, 320), (7, 328), (324, 10240), (9000, 264), (2500, 2056), (65, 8)])
+@pytest.mark.parametrize(
+    ("n", "cols"), [(48, 320), (7, 328), (324, 10240), (9000, 264), (2500, 2056), (65, 8)]
+)
 def test_tiles_of_tensor_cores(cuda: h.Device, n: int, cols: int) -> None:
     """Few weights and many, columns that end within a tile; as many bits for one row as for all."""
     if cuda.missing():

@@ -56,6 +56,9 @@ struct Shape {
   static constexpr int stage_words = x_at + Tokens * x_words;
   // Sums of the warps that share columns: [column warps][tokens][pitch], without bank conflicts.
   static constexpr int pitch = Rows + 4;
+  // Blocks of so many rows begin at the same column, see Place.
+  static constexpr int phase_rows = 256 / ColumnWarps;
+  static_assert(phase_rows % Rows == 0);
   static constexpr std::size_t shared =
       std::max(sizeof(uint4) * Stages * stage_words, sizeof(float) * ColumnWarps * Tokens * pitch);
 };
@@ -73,7 +76,7 @@ template <class S, bool Mix>
 struct Place {
   const LinearPart& part;
   std::int64_t row0, token0;
-  int rank, first, end;  // stages
+  int rank, first, count, start;  // stages: `count` from `first` on, in turn from `start` on
 
   static __device__ __forceinline__ int part_of(const Args& a, int block) {
     int i = 0;
@@ -87,7 +90,14 @@ struct Place {
         rank(static_cast<int>(blockIdx.x) % a.ranks) {
     const int all = static_cast<int>(div_up(part.w.cols, S::cols));
     first = all * rank / a.ranks;
-    end = all * (rank + 1) / a.ranks;
+    count = all * (rank + 1) / a.ranks - first;
+    // Blocks run in step. If they began at the same column, all would ask for the same few lines
+    // of the activations at a time, and those lie in few slices of the second cache.
+    start = Mix ? 0 : static_cast<int>(row0 / S::phase_rows % count);
+  }
+  // The i-th stage.
+  __device__ __forceinline__ int stage(int i) const {
+    return first + (start + i < count ? start + i : start + i - count);
   }
   // A block of the mixed streams has as many rows of each.
   static constexpr int slab = Mix ? S::rows / mix_streams : S::rows;
@@ -103,28 +113,23 @@ struct Copies {
   const std::byte* from;  // in the first row
   std::int64_t stride;    // from a turn's row to the next one's
   int found;              // turns that find a row
-  int left;               // bytes before the last column
+  int bytes;              // up to the last column
 
-  __device__ __forceinline__ void next(uint4* to) {
+  __device__ __forceinline__ void copy(uint4* to, int stage) const {
+    const int at = stage * (Words * word_bytes);
 #pragma unroll
     for (int turn = 0; turn < turns; ++turn) {
       const int r = row + turn * step;
       if (To::rows % step == 0 || r < To::rows)
         copy_async(to + To::at(word / To::tile_words, r, word % To::tile_words),
-                   from + turn * stride, left > 0 && turn < found);
+                   from + at + turn * stride, at < bytes && turn < found);
     }
-    from += Words * word_bytes;
-    left -= Words * word_bytes;
   }
 
  protected:
-  // Of stages [first, end) of rows that are `bytes` long.
-  __device__ __forceinline__ void start(const std::byte* rows, std::int64_t bytes, int first,
-                                        int end) {
-    constexpr int stage = Words * word_bytes;
-    const int at = first * stage + word * word_bytes;
-    from = rows + at;
-    left = static_cast<int>(min(bytes, end * std::int64_t{stage})) - at;
+  __device__ __forceinline__ void begin_at(const std::byte* row_data, std::int64_t row_bytes) {
+    from = row_data + word * word_bytes;
+    bytes = static_cast<int>(row_bytes) - word * word_bytes;
   }
 };
 
@@ -136,12 +141,12 @@ struct WeightCopies : Copies<typename S::Weights, S::threads, S::weight_words> {
     const int row = this->row;
     if constexpr (Mix) {
       static_assert(step % slab == 0);
-      this->start(w.data + (row / slab * a.hidden + at.row0 + row % slab) * w.row_bytes,
-                  w.row_bytes, at.first, at.end);
+      this->begin_at(w.data + (row / slab * a.hidden + at.row0 + row % slab) * w.row_bytes,
+                     w.row_bytes);
       this->stride = step / slab * a.hidden * w.row_bytes;
       this->found = at.row0 + row % slab < a.hidden ? WeightCopies::turns : 0;
     } else {
-      this->start(w.data + (at.row0 + row) * w.row_bytes, w.row_bytes, at.first, at.end);
+      this->begin_at(w.data + (at.row0 + row) * w.row_bytes, w.row_bytes);
       this->stride = step * w.row_bytes;
       this->found = static_cast<int>(div_up(w.rows - at.row0 - row, step));
     }
@@ -152,8 +157,8 @@ template <class S, bool Mix>
 struct TokenCopies : Copies<typename S::Tokens8, S::threads, S::x_words> {
   __device__ __forceinline__ TokenCopies(const Args& a, const Place<S, Mix>& at) {
     const std::int64_t bytes = at.part.w.cols * 4;
-    this->start(reinterpret_cast<const std::byte*>(a.x) + (at.token0 + this->row) * bytes, bytes,
-                at.first, at.end);
+    this->begin_at(reinterpret_cast<const std::byte*>(a.x) + (at.token0 + this->row) * bytes,
+                   bytes);
     this->stride = TokenCopies::step * bytes;
     this->found = static_cast<int>(div_up(a.rows - at.token0 - this->row, TokenCopies::step));
   }
@@ -245,12 +250,15 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
   extern __shared__ uint4 memory[];
   const Place<S, Mix> at(a, static_cast<int>(blockIdx.x) / a.ranks);
   const auto slot = [&](int i) { return memory + i * S::stage_words; };
-  WeightCopies<S, Mix> weights(a, at);
-  for (int i = 0; i < S::stages - 1; ++i) weights.next(slot(i));
+  const auto load = [&](const auto& side, uint4* to, int i) {
+    if (i < at.count) side.copy(to, at.stage(i));
+  };
+  const WeightCopies<S, Mix> weights(a, at);
+  for (int i = 0; i < S::stages - 1; ++i) load(weights, slot(i), i);
   begin();
-  TokenCopies<S, Mix> x(a, at);
+  const TokenCopies<S, Mix> x(a, at);
   for (int i = 0; i < S::stages - 1; ++i) {
-    x.next(slot(i) + S::x_at);
+    load(x, slot(i) + S::x_at, i);
     end_group();
   }
   // Streams of the elements that a thread will mix.
@@ -267,13 +275,13 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
   const Warp<S> warp;
   float acc[S::m][S::n][4] = {};
   int full = 0;
-  for (int stage = at.first; stage < at.end; ++stage) {
+  for (int i = 0; i < at.count; ++i) {
     wait_groups<S::stages - 2>();
     __syncthreads();  // all threads' copies are there, and all are done with the slot before
     const int free = full == 0 ? S::stages - 1 : full - 1;
     warp.template multiply<0>(slot(full), acc);
-    weights.next(slot(free));
-    x.next(slot(free) + S::x_at);
+    load(weights, slot(free), i + S::stages - 1);
+    load(x, slot(free) + S::x_at, i + S::stages - 1);
     end_group();
     warp.template multiply<1>(slot(full), acc);
     full = full == S::stages - 1 ? 0 : full + 1;
@@ -342,9 +350,9 @@ using Wide32 = Shape<128, 32, 2, 2, 2, 4, 2>;
 using Wide64 = Shape<128, 64, 2, 2, 2, 4, 1>;
 using Wide128 = Shape<128, 128, 2, 2, 2, 4, 1>;
 using Narrow8 = Shape<16, 8, 1, 1, 4, 11, 2>;
-using Narrow32 = Shape<64, 32, 1, 2, 4, 4, 1>;
+using Narrow32 = Shape<64, 32, 1, 2, 4, 6, 1>;
 using Narrow64 = Shape<64, 64, 1, 2, 4, 4, 1>;
-using Mix64 = Shape<64, 64, 2, 2, 2, 4, 2>;
+using Mix64 = Shape<128, 64, 2, 2, 2, 6, 1>;
 
 }  // namespace
 
@@ -354,7 +362,7 @@ void run_mma(const LinearArgs& args, cudaStream_t stream) {
   if (args.rows == 0 || args.n_parts == 0) return;
   Args a{args};
   // Enough blocks to fill a large device, but each with a few stages.
-  constexpr int enough = 100, few = 64, least_cols = 256;
+  constexpr int enough = 100, few = 64, least_cols = 160;
   const std::int64_t cols = a.parts[0].w.cols;
   std::int64_t tiles = 0;
   for (int i = 0; i < a.n_parts; ++i) tiles += div_up(a.parts[i].w.rows, Wide128::rows);

@@ -111,6 +111,7 @@ def main() -> None:
     parser.add_argument("--synthetic", default="flash-next")
     parser.add_argument("--batch", default="1,8,32,64,128")
     parser.add_argument("--context", type=int, default=4096)
+    parser.add_argument("--batch-invariant", action="store_true")
     parser.add_argument("--kernels", type=int, default=14, help="lines of the breakdown")
     parser.add_argument("--slots", type=int, help="experts in device memory, others on the host")
     parser.add_argument("--vram-limit", help="as many slots as such a card has, as 32GiB")
@@ -125,8 +126,9 @@ def main() -> None:
     model = Model.synthetic(args.synthetic, device="cuda", limits=limits)
     prompt = np.random.RandomState(1).randint(0, model.vocab_size, args.context).astype(np.int32)
     room = args.context + len(counts) * (3 * (WARM_UP + args.tokens) + TRACED) + 16
-    cache = {"expert_slots": args.slots, "expert_policy": args.policy, "routing": args.routing}
-    with Session(model, n_ctx=room, max_seqs=max(counts), **cache) as session:
+    options = {"expert_slots": args.slots, "expert_policy": args.policy, "routing": args.routing}
+    options["batch_invariant"] = args.batch_invariant
+    with Session(model, n_ctx=room, max_seqs=max(counts), **options) as session:
         batch = Batch(session, prompt, max(counts))
         print(f"{args.synthetic}, {', '.join(model.notes)}; {session.backend}")
         s = session.expert_stats()

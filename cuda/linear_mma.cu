@@ -5,7 +5,6 @@
 // Which columns are added in which order depends on the weights alone: not on the number of
 // activation rows, nor on the shape of the blocks that it leads to.
 #include <algorithm>
-#include <initializer_list>
 
 #include "cuda/check.h"
 #include "cuda/common/async_copy.cuh"
@@ -343,6 +342,23 @@ void launch_shape(Args a, cudaStream_t stream) {
                   static_cast<unsigned>(a.ranks), S::shared, stream, a);
 }
 
+// Shared memory that a block can have.
+std::size_t shared_limit() {
+  int device = 0, bytes = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+        "cudaDeviceGetAttribute");
+  return static_cast<std::size_t>(bytes);
+}
+
+// The first shape that the device has room for.
+template <bool Mix, class S, class... Smaller>
+void launch_first(const Args& a, cudaStream_t stream) {
+  if constexpr (sizeof...(Smaller) > 0)
+    if (S::shared > shared_limit()) return launch_first<Mix, Smaller...>(a, stream);
+  launch_shape<S, Mix>(a, stream);
+}
+
 // Rows, tokens, warps for each and for the columns, stages, blocks of a multiprocessor.
 using Wide8 = Shape<64, 8, 4, 1, 2, 7, 3>;
 using Wide16 = Shape<64, 16, 4, 1, 2, 6, 3>;
@@ -353,6 +369,11 @@ using Narrow8 = Shape<16, 8, 1, 1, 4, 11, 2>;
 using Narrow32 = Shape<64, 32, 1, 2, 4, 6, 1>;
 using Narrow64 = Shape<64, 64, 1, 2, 4, 4, 1>;
 using Mix64 = Shape<128, 64, 2, 2, 2, 6, 1>;
+// Within 99 KiB, as consumer devices have.
+using SmallWide = Shape<128, 64, 2, 2, 2, 3, 1>;
+using SmallNarrow = Shape<64, 32, 1, 2, 4, 3, 1>;
+static_assert(std::max({Wide8::shared, Wide16::shared, Wide32::shared, Narrow8::shared,
+                        SmallWide::shared, SmallNarrow::shared}) <= std::size_t{99} << 10);
 
 }  // namespace
 
@@ -370,24 +391,24 @@ void run_mma(const LinearArgs& args, cudaStream_t stream) {
   while (a.ranks < most_ranks && tiles * a.ranks < enough && cols >= 2 * a.ranks * least_cols)
     a.ranks *= 2;
   if (tiles * a.ranks < few) {
-    if (a.rows <= 8) return launch_shape<Narrow8, false>(a, stream);
-    if (a.rows <= 64) return launch_shape<Narrow32, false>(a, stream);
-    return launch_shape<Narrow64, false>(a, stream);
+    if (a.rows <= 8) return launch_first<false, Narrow8>(a, stream);
+    if (a.rows <= 64) return launch_first<false, Narrow32, SmallNarrow>(a, stream);
+    return launch_first<false, Narrow64, SmallNarrow>(a, stream);
   }
-  if (a.rows <= 8) return launch_shape<Wide8, false>(a, stream);
-  if (a.rows <= 16) return launch_shape<Wide16, false>(a, stream);
-  if (a.rows <= 32) return launch_shape<Wide32, false>(a, stream);
-  if (a.rows <= 64) return launch_shape<Wide64, false>(a, stream);
-  launch_shape<Wide128, false>(a, stream);
+  if (a.rows <= 8) return launch_first<false, Wide8>(a, stream);
+  if (a.rows <= 16) return launch_first<false, Wide16>(a, stream);
+  if (a.rows <= 32) return launch_first<false, Wide32>(a, stream);
+  if (a.rows <= 64) return launch_first<false, Wide64, SmallWide>(a, stream);
+  launch_first<false, Wide128, SmallWide>(a, stream);
 }
 
 void run_mma(const MixArgs& m, cudaStream_t stream) {
   if (m.rows == 0) return;
-  Args a{
+  const Args a{
       {m.low, m.rows, 0, 1, {{m.w, nullptr, m.w.scale, Act::none, 0, 1}}}, 1, m.n, m.x, m.hidden};
-  if (a.rows <= 8) return launch_shape<Wide8, true>(a, stream);
-  if (a.rows <= 16) return launch_shape<Wide16, true>(a, stream);
-  launch_shape<Mix64, true>(a, stream);
+  if (a.rows <= 8) return launch_first<true, Wide8>(a, stream);
+  if (a.rows <= 16) return launch_first<true, Wide16>(a, stream);
+  launch_first<true, Mix64, SmallWide>(a, stream);
 }
 
 }  // namespace imp::cuda

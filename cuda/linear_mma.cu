@@ -8,6 +8,7 @@
 
 #include "cuda/check.h"
 #include "cuda/common/async_copy.cuh"
+#include "cuda/common/cluster.cuh"
 #include "cuda/common/math.cuh"
 #include "cuda/common/mma.cuh"
 #include "cuda/common/reduce.cuh"
@@ -226,23 +227,6 @@ __device__ __forceinline__ float sum_of(const float* sums, int token, int row) {
   return sum;
 }
 
-__device__ __forceinline__ void cluster_barrier() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::
-                   : "memory");
-}
-// The same place in the shared memory of another block of the cluster.
-__device__ __forceinline__ float load_of_rank(const float* shared, int rank) {
-  const auto mine = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
-  float v;
-  asm volatile(
-      "{.reg .b32 at;\n\tmapa.shared::cluster.u32 at, %1, %2;\n\t"
-      "ld.shared::cluster.f32 %0, [at];}"
-      : "=f"(v)
-      : "r"(mine), "r"(rank)
-      : "memory");
-  return v;
-}
-
 template <class S, bool Mix>
 __global__ void __launch_bounds__(S::threads, S::blocks)
     linear_mma_kernel(const __grid_constant__ Args a) {
@@ -315,15 +299,17 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
   share<S::threads, outputs>([&](int e, int) {
     sums[e / S::rows * S::pitch + e % S::rows] = sum_of<S>(sums, e / S::rows, e % S::rows);
   });
-  cluster_barrier();
+  cluster_arrive();
+  cluster_wait();
   for (int e = at.rank * S::threads + static_cast<int>(threadIdx.x); e < outputs;
        e += a.ranks * S::threads) {
     float sum = 0;
     for (int rank = 0; rank < a.ranks; ++rank)
-      sum += load_of_rank(sums + e / S::rows * S::pitch + e % S::rows, rank);
+      sum += load_remote(sums + e / S::rows * S::pitch + e % S::rows, rank);
     store(e, sum);
   }
-  cluster_barrier();  // nobody leaves while its sums are read
+  cluster_arrive();  // nobody leaves while its sums are read
+  cluster_wait();
 }
 
 template <class S, bool Mix>

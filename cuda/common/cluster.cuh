@@ -1,4 +1,4 @@
-// Blocks of a cluster: they run at the same time and write into each other's shared memory.
+// Blocks of a cluster: they run at the same time and see each other's shared memory.
 #pragma once
 
 #include <cstdint>
@@ -35,6 +35,21 @@ __device__ __forceinline__ void store_remote(float* p, unsigned rank, float v) {
       "r"(rank), "f"(v)
       : "memory");
 #endif
+}
+
+// *p in the shared memory of block `rank` of the cluster.
+__device__ __forceinline__ float load_remote(const float* p, int rank) {
+  float v = 0;
+#if __CUDA_ARCH__ >= 900
+  const auto here = static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
+  asm volatile(
+      "{ .reg .b32 there; mapa.shared::cluster.u32 there, %1, %2;"
+      " ld.shared::cluster.f32 %0, [there]; }"
+      : "=f"(v)
+      : "r"(here), "r"(rank)
+      : "memory");
+#endif
+  return v;
 }
 
 }  // namespace imp::cuda

@@ -160,12 +160,6 @@ void run(const InjectNorm& op, const Context& c) {
          static_cast<int>(c.cols(op.y)), op.eps);
 }
 
-void run(const ResidualRead& op, const Context& c) {
-  run(op.inject_op(), c);
-  run(op.down_op(), c);
-  run(op.mix_op(), c);
-}
-
 void run(const GroupNorm& op, const Context& c) {
   const std::int64_t parts = c.rows(op.x) * op.groups;
   if (parts == 0) return;

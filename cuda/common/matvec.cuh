@@ -23,6 +23,23 @@ __device__ __forceinline__ void prefetch_rows(const Row (&w)[R], std::int64_t ro
     for (int r = 0; r < R; ++r) prefetch(w[r].data + at);
 }
 
+// acc + the dot product of a unit, decoded to v, and its 8 activations.
+template <class F>
+__device__ __forceinline__ float add_unit(const typename F::Raw& raw, const float (&v)[unit_elems],
+                                          const float4& a, const float4& b, float acc) {
+  float sum = F::scaled ? 0.0f : acc;
+  sum = fmaf(v[0], a.x, sum);
+  sum = fmaf(v[1], a.y, sum);
+  sum = fmaf(v[2], a.z, sum);
+  sum = fmaf(v[3], a.w, sum);
+  sum = fmaf(v[4], b.x, sum);
+  sum = fmaf(v[5], b.y, sum);
+  sum = fmaf(v[6], b.z, sum);
+  sum = fmaf(v[7], b.w, sum);
+  if constexpr (F::scaled) sum = fmaf(F::factor(raw), sum, acc);
+  return sum;
+}
+
 // acc[t][r] += this lane's share of w[r] . x[t]: units start, start + step, ... The order of the
 // additions depends on neither T nor the neighbours. Whole: rows are whole, aligned units.
 template <class F, int T, int R, bool Whole>
@@ -55,19 +72,7 @@ __device__ __forceinline__ void dot_rows(const Row (&w)[R], const float* const (
           const float4 a = *reinterpret_cast<const float4*>(x[t] + first);
           const float4 b = *reinterpret_cast<const float4*>(x[t] + second);
 #pragma unroll
-          for (int r = 0; r < R; ++r) {
-            float sum = F::scaled ? 0.0f : acc[t][r];
-            sum = fmaf(v[r][0], a.x, sum);
-            sum = fmaf(v[r][1], a.y, sum);
-            sum = fmaf(v[r][2], a.z, sum);
-            sum = fmaf(v[r][3], a.w, sum);
-            sum = fmaf(v[r][4], b.x, sum);
-            sum = fmaf(v[r][5], b.y, sum);
-            sum = fmaf(v[r][6], b.z, sum);
-            sum = fmaf(v[r][7], b.w, sum);
-            if constexpr (F::scaled) sum = fmaf(F::factor(raw[i][r]), sum, acc[t][r]);
-            acc[t][r] = sum;
-          }
+          for (int r = 0; r < R; ++r) acc[t][r] = add_unit<F>(raw[i][r], v[r], a, b, acc[t][r]);
         }
       }
     }

@@ -106,7 +106,13 @@ def test_padding_asks_for_no_expert(cuda: None, slots: int) -> None:
         for graphs in (True, False):
             rng = np.random.RandomState(4)
             with Session(
-                model, n_ctx=64, max_seqs=7, expert_slots=slots, graphs=graphs, routing=routing
+                model,
+                n_ctx=64,
+                max_seqs=7,
+                expert_slots=slots,
+                graphs=graphs,
+                routing=routing,
+                batch_invariant=True,
             ) as session:
                 seqs = [session.open() for _ in range(7)]
                 for n in (7, 5, 3, 6, 7, 1, 5) * 3:

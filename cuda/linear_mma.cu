@@ -374,8 +374,9 @@ void run_mma(const LinearArgs& args, cudaStream_t stream) {
   std::int64_t tiles = 0;
   for (int i = 0; i < a.n_parts; ++i) tiles += div_up(a.parts[i].w.rows, Wide128::rows);
   a.ranks = 1;
-  while (a.ranks < most_ranks && tiles * a.ranks < enough && cols >= 2 * a.ranks * least_cols)
-    a.ranks *= 2;
+  if (overlaps_launches())  // and so has clusters
+    while (a.ranks < most_ranks && tiles * a.ranks < enough && cols >= 2 * a.ranks * least_cols)
+      a.ranks *= 2;
   if (tiles * a.ranks < few) {
     if (a.rows <= 8) return launch_first<false, Narrow8>(a, stream);
     if (a.rows <= 64) return launch_first<false, Narrow32, SmallNarrow>(a, stream);

@@ -13,12 +13,27 @@ namespace {
 
 using cuda::check;
 
+// Device memory of a session. Freeing waits for the device, so after a step that did not end
+// nothing is freed: the process keeps it.
+struct Allocation {
+  std::shared_ptr<cuda::Shared> shared;
+  cuda::DeviceMemory memory;
+  Allocation(std::shared_ptr<cuda::Shared> s, cuda::DeviceMemory m)
+      : shared(std::move(s)), memory(std::move(m)) {}
+  ~Allocation() {
+    if (shared->watch.lost()) memory.leak();
+  }
+};
+
 class CudaBackend final : public Backend {
  public:
   CudaBackend(const CudaOptions& options, std::shared_ptr<cuda::WeightStore> weights,
               std::string detail)
       : shared_(std::make_shared<cuda::Shared>(options, std::move(weights))),
         detail_(std::move(detail)) {}
+  ~CudaBackend() override {
+    if (shared_->watch.lost()) new std::shared_ptr(shared_);  // see Allocation
+  }
 
   BackendInfo info() const override {
     BackendInfo info{"cuda", detail_, {DType::f32}};
@@ -29,10 +44,11 @@ class CudaBackend final : public Backend {
 
   Block alloc(std::size_t bytes, const char* what) override {
     shared_->enter();
-    auto memory = std::make_shared<cuda::DeviceMemory>(cuda::device_memory(bytes, what));
-    if (bytes > 0) check(cudaMemsetAsync(memory->data(), 0, bytes, stream()), "cudaMemsetAsync");
+    auto block = std::make_shared<Allocation>(shared_, cuda::device_memory(bytes, what));
+    std::byte* data = block->memory.data();
+    if (bytes > 0) check(cudaMemsetAsync(data, 0, bytes, stream()), "cudaMemsetAsync");
     sync();
-    return {memory, memory->data()};
+    return {std::move(block), data};
   }
 
   // Either side may be on the host.
@@ -58,9 +74,19 @@ class CudaBackend final : public Backend {
     return shared_->cached == nullptr ? ExpertStats{} : shared_->cached->stats(stream());
   }
 
+  ExpertCheck verify_experts() override {
+    shared_->enter();
+    return shared_->cached == nullptr ? ExpertCheck{} : shared_->cached->verify(stream());
+  }
+
+  void damage_slot(std::int64_t slot) override {
+    shared_->enter();
+    if (shared_->cached != nullptr) shared_->cached->damage(slot, stream());
+  }
+
   void sync() override {
     shared_->enter();
-    check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+    shared_->watch.wait(stream());
   }
 
  private:

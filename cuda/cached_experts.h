@@ -27,12 +27,26 @@ class CachedExperts {
   std::int64_t wave() const { return wave_; }
   ExpertStats stats(cudaStream_t) const;
 
+  // The rest needs CudaOptions::verify_experts (invalid_argument).
+  // Compares all slots and all of the store with the checksums; slots that differ are empty after
+  // it.
+  ExpertCheck verify(cudaStream_t);
+  // Around a step: fails (io) if it read a slot that differs; other slots that do are emptied.
+  void begin_step(cudaStream_t);
+  void check_step(cudaStream_t);
+  // Flips a bit of what a slot holds, for tests.
+  void damage(std::int64_t slot, cudaStream_t);
+
  private:
   Experts experts(const ExpertBank&, std::int64_t layer, int matrix) const;
+  void need_checksums() const;
+  ExpertCheck check_slots(cudaStream_t);
+  void empty(const DamagedExpert&, cudaStream_t);
 
   std::shared_ptr<const ExpertStore> store_;
   std::int64_t wave_;
   ExpertCacheMemory cache_;
+  DeviceMemory hashes_;                             // [slots], if they are compared
   std::unordered_map<const void*, Experts> banks_;  // by host address
 };
 

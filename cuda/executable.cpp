@@ -50,12 +50,45 @@ class CudaExecutable final : public Executable {
     }
   }
 
+  ~CudaExecutable() override {
+    if (shared_->watch.lost()) program_.leak();
+  }
+
   void run(const StepInputs& step, const StepMemory& memory,
            const std::function<void(std::size_t)>& after) override {
     shared_->enter();
     const cudaStream_t stream = shared_->stream.get();
+    CachedExperts* checked = shared_->options.verify_experts ? shared_->cached.get() : nullptr;
     shared_->results->used = 0;
-    shared_->step.upload(step, memory, tables_, stream);
+    shared_->step.upload(step, memory, tables_, stream, shared_->watch);
+    shared_->watch.begin(shared_->step.rows());
+    if (checked != nullptr) checked->begin_step(stream);
+    start(memory, after);
+    if (checked == nullptr) return;
+    shared_->watch.wait(stream);
+    checked->check_step(stream);
+  }
+
+  const float* data(Tensor t, std::int64_t first, std::int64_t rows) const override {
+    shared_->enter();
+    const TensorView& view = views_[static_cast<std::size_t>(t.id)];
+    const auto row_bytes = static_cast<std::size_t>(view.cols) * 4;
+    const std::size_t bytes = static_cast<std::size_t>(rows) * row_bytes;
+    float* to = result(bytes);
+    const cudaStream_t stream = shared_->stream.get();
+    if (bytes > 0)
+      check(cudaMemcpyAsync(to, view.data + static_cast<std::size_t>(first) * row_bytes, bytes,
+                            cudaMemcpyDeviceToHost, stream),
+            "cudaMemcpyAsync");
+    shared_->watch.wait(stream);
+    return to;
+  }
+  std::shared_ptr<const void> memory() const override { return shared_->results; }
+
+ private:
+  // Launches the step, or replays it.
+  void start(const StepMemory& memory, const std::function<void(std::size_t)>& after) {
+    const cudaStream_t stream = shared_->stream.get();
     bind(memory);
     if (!shared_->options.graphs || !capturable_ || after ||
         shared_->step.rows() > most_captured_rows)
@@ -76,26 +109,9 @@ class CudaExecutable final : public Executable {
     check(cudaGraphLaunch(program.get(), stream), "cudaGraphLaunch");
   }
 
-  const float* data(Tensor t, std::int64_t first, std::int64_t rows) const override {
-    shared_->enter();
-    const TensorView& view = views_[static_cast<std::size_t>(t.id)];
-    const auto row_bytes = static_cast<std::size_t>(view.cols) * 4;
-    const std::size_t bytes = static_cast<std::size_t>(rows) * row_bytes;
-    float* to = result(bytes);
-    const cudaStream_t stream = shared_->stream.get();
-    if (bytes > 0)
-      check(cudaMemcpyAsync(to, view.data + static_cast<std::size_t>(first) * row_bytes, bytes,
-                            cudaMemcpyDeviceToHost, stream),
-            "cudaMemcpyAsync");
-    check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-    return to;
-  }
-  std::shared_ptr<const void> memory() const override { return shared_->results; }
-
- private:
   void bind(const StepMemory& memory) {
     const cudaStream_t stream = shared_->stream.get();
-    std::byte* arena = shared_->arena.at_least(plan_.bytes, "activations", stream);
+    std::byte* arena = shared_->arena.at_least(plan_.bytes, "activations", stream, shared_->watch);
     views_.clear();
     for (std::size_t i = 0; i < graph_->tensors().size(); ++i) {
       const TensorInfo& t = graph_->tensors()[i];
@@ -113,7 +129,8 @@ class CudaExecutable final : public Executable {
     c_.tables = shared_->step.tables();
     c_.context = context_;
     c_.batch_invariant = shared_->options.batch_invariant;
-    c_.scratch = shared_->scratch.at_least(scratch_bytes_, "kernel workspace", stream);
+    c_.scratch =
+        shared_->scratch.at_least(scratch_bytes_, "kernel workspace", stream, shared_->watch);
   }
 
   void launch(const std::function<void(std::size_t)>& after) {

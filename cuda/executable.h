@@ -7,6 +7,7 @@
 #include "cpp/runtime/backend.h"
 #include "cuda/handles.h"
 #include "cuda/step_inputs.h"
+#include "cuda/watchdog.h"
 #include "cuda/weights.h"
 
 namespace imp::cuda {
@@ -16,9 +17,9 @@ inline constexpr std::int64_t most_captured_rows = 64;  // larger steps gain not
 // One allocation that grows to the largest request; contents are lost when it does.
 class Workspace {
  public:
-  std::byte* at_least(std::size_t bytes, const char* what, cudaStream_t stream) {
+  std::byte* at_least(std::size_t bytes, const char* what, cudaStream_t stream, Watchdog& watch) {
     if (bytes > memory_.size()) {
-      check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+      watch.wait(stream);
       memory_ = {};
       memory_ = device_memory(bytes, what);
       ++generation_;
@@ -41,8 +42,9 @@ struct Results {
 // What the executables of one backend share. They run one at a time.
 struct Shared {
   Shared(const CudaOptions& o, std::shared_ptr<WeightStore> w)
-      : options(o), weights(std::move(w)) {}
+      : options(o), watch(o.step_timeout), weights(std::move(w)) {}
   const CudaOptions options;
+  Watchdog watch;
   Stream stream = make_stream();
   const std::shared_ptr<WeightStore> weights;
   std::unique_ptr<CachedExperts> cached;
@@ -51,7 +53,10 @@ struct Shared {
   std::shared_ptr<Results> results = std::make_shared<Results>();
 
   // CUDA calls act on the calling thread's current device.
-  void enter() const { check(cudaSetDevice(options.device), "cudaSetDevice"); }
+  void enter() const {
+    watch.check_alive();
+    check(cudaSetDevice(options.device), "cudaSetDevice");
+  }
 };
 
 std::unique_ptr<Executable> make_executable(std::shared_ptr<Shared>, std::shared_ptr<const Graph>,

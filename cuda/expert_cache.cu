@@ -8,6 +8,7 @@
 #include "cuda/common/reduce.cuh"
 #include "cuda/expert_cache.h"
 #include "cuda/launch.h"
+#include "cuda/watchdog.h"
 
 namespace imp::cuda {
 namespace {
@@ -314,7 +315,7 @@ ExpertCacheMemory::ExpertCacheMemory(const Shape& shape, const ExpertPolicy& pol
   check(cudaMemcpyAsync(t + bases, store.data(), sizeof(void*) * layers, cudaMemcpyHostToDevice,
                         stream),
         "cudaMemcpyAsync");
-  check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  finish(stream, "clearing the expert cache");
   view_ = {policy,
            static_cast<std::int32_t>(shape.layers),
            static_cast<std::int32_t>(shape.experts),

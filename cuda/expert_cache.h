@@ -78,6 +78,9 @@ class ExpertCacheMemory {
 void resolve_experts(const ExpertCacheView&, std::int32_t layer, const std::int32_t* ids,
                      std::int64_t n, std::int32_t low, std::int32_t high, bool first, cudaStream_t);
 
+// Hash of what each slot that holds an expert holds: hashes [slots]. Defined in expert_check.cu.
+void hash_slots(const ExpertCacheView&, std::uint64_t* hashes, cudaStream_t);
+
 // Copies the listed misses of a layer from the store into their slots, by whole lines.
 void gather_experts(const ExpertCacheView&, std::int32_t layer, cudaStream_t);
 

@@ -25,6 +25,8 @@ class Handle {
     return *this;
   }
   T get() const { return object_; }
+  // Never released: what a device that does not answer still holds.
+  void leak() noexcept { object_ = T{}; }
   explicit operator bool() const { return object_ != T{}; }
   void reset() noexcept {
     if (object_ != T{}) Release(object_);  // fails only after a fault that was reported before
@@ -60,6 +62,7 @@ class Memory {
   Memory(void* p, std::size_t bytes) : p_(p), bytes_(bytes) {}
   std::byte* data() const { return static_cast<std::byte*>(p_.get()); }
   std::size_t size() const { return bytes_; }
+  void leak() noexcept { p_.leak(); }
 
  private:
   Handle<void*, Release> p_;

@@ -51,11 +51,11 @@ const std::byte* Context::rows_of(const Weight* table, std::int64_t ngram_layer)
   fail(ErrorCode::internal, "a table's rows are not in the step");
 }
 
-void StepBlock::reserve(std::size_t bytes, cudaStream_t stream) {
+void StepBlock::reserve(std::size_t bytes, cudaStream_t stream, Watchdog& watch) {
   if (bytes <= host_.size()) return;
   constexpr std::size_t least = std::size_t{1} << 16;
   const std::size_t size = std::max(least, bytes + bytes / 2);
-  check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  watch.wait(stream);
   host_ = {};
   device_ = {};
   host_ = pinned_memory(size, "step inputs");
@@ -64,7 +64,7 @@ void StepBlock::reserve(std::size_t bytes, cudaStream_t stream) {
 }
 
 void StepBlock::upload(const StepInputs& s, const StepMemory& memory,
-                       const std::vector<TableRows>& tables, cudaStream_t stream) {
+                       const std::vector<TableRows>& tables, cudaStream_t stream, Watchdog& watch) {
   const std::int64_t covered = covered_rows(s);
   rows_ = std::max(std::ssize(s.tokens), covered);
   const auto padding = static_cast<std::int32_t>(rows_ - covered);
@@ -94,8 +94,8 @@ void StepBlock::upload(const StepInputs& s, const StepMemory& memory,
   const std::size_t bytes = pages + static_cast<std::size_t>(n_pages) * sizeof(std::int32_t);
 
   if (!copied_) copied_ = make_event();
-  check(cudaEventSynchronize(copied_.get()), "cudaEventSynchronize");
-  reserve(bytes, stream);
+  watch.wait(copied_.get());
+  reserve(bytes, stream, watch);
   std::byte* h = host_.data();
   const auto put = [h]<class T>(std::size_t at, const std::vector<T>& v) {
     if (!v.empty()) std::memcpy(h + at, v.data(), v.size() * sizeof(T));

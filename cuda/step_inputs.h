@@ -9,6 +9,7 @@
 #include "cpp/graph/graph.h"
 #include "cuda/context.h"
 #include "cuda/handles.h"
+#include "cuda/watchdog.h"
 
 namespace imp::cuda {
 
@@ -20,7 +21,7 @@ class StepBlock {
   // Waits until the block's last copy is done, packs and starts the copy. Device addresses depend
   // on the step's shape alone, until the block grows.
   void upload(const StepInputs&, const StepMemory&, const std::vector<TableRows>& tables,
-              cudaStream_t);
+              cudaStream_t, Watchdog&);
 
   const StepView& view() const { return view_; }
   std::int64_t rows() const { return rows_; }
@@ -31,7 +32,7 @@ class StepBlock {
   int generation() const { return generation_; }
 
  private:
-  void reserve(std::size_t bytes, cudaStream_t);
+  void reserve(std::size_t bytes, cudaStream_t, Watchdog&);
 
   PinnedMemory host_;
   DeviceMemory device_;

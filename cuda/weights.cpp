@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "cpp/core/error.h"
+#include "cuda/watchdog.h"
 
 namespace imp::cuda {
 namespace {
@@ -46,11 +47,15 @@ std::byte* WeightStore::take(std::size_t bytes, const char* what) {
 }
 
 std::shared_ptr<const ExpertStore> WeightStore::expert_store(const std::vector<ExpertLayer>& layers,
-                                                             std::size_t ram_limit) {
+                                                             std::size_t ram_limit, bool verify) {
   const Lock lock(mutex_);
   auto store = expert_store_.lock();
   if (!store)
-    expert_store_ = store = std::make_shared<const ExpertStore>(layers, ram_limit, stream_.get());
+    expert_store_ = store =
+        std::make_shared<const ExpertStore>(layers, ram_limit, verify, stream_.get());
+  if (verify && store->checksums().empty())
+    fail(ErrorCode::invalid_argument,
+         "experts cannot be verified while a session without verify_experts has read them");
   return store;
 }
 
@@ -144,11 +149,11 @@ Matrix WeightStore::upload(const Weight& w, std::size_t parts, std::size_t strid
         pack_blocks(w, tiled, staging.data(), done, n, codes, scales, stream_.get());
         done += n;
       }
-    check(cudaStreamSynchronize(stream_.get()), "cudaStreamSynchronize");
+    finish(stream_.get(), "packing a weight");
     m.data = codes;
     m.scales = scales;
   }
-  check(cudaStreamSynchronize(stream_.get()), "cudaStreamSynchronize");
+  finish(stream_.get(), "copying a weight");
   return m;
 }
 
@@ -181,7 +186,7 @@ void WeightStore::add(const Vector& v) {
   std::byte* p = take(bytes, "a weight");
   check(cudaMemcpyAsync(p, v.data, bytes, cudaMemcpyHostToDevice, stream_.get()),
         "cudaMemcpyAsync");
-  check(cudaStreamSynchronize(stream_.get()), "cudaStreamSynchronize");
+  finish(stream_.get(), "copying a weight");
   vectors_.emplace(v.data, reinterpret_cast<const float*>(p));
 }
 

@@ -42,9 +42,9 @@ class WeightStore {
   // with out_of_memory, or unsupported for a type without kernels.
   void add(const Op&, const CachedExperts* cached);
   // All experts of these layers on the host, once for all that hold it at the same time;
-  // `ram_limit` counts when it is made.
+  // `ram_limit` counts when it is made. Fails (invalid_argument) if `verify` did not then.
   std::shared_ptr<const ExpertStore> expert_store(const std::vector<ExpertLayer>&,
-                                                  std::size_t ram_limit);
+                                                  std::size_t ram_limit, bool verify);
   // A bank's factors, uploaded if need be, or absent.
   const float* factors(const ExpertBank&);
   WeightBytes bytes() const;

@@ -161,7 +161,7 @@ void time_resolve(const char* policy, int slots_each, cudaStream_t stream) {
 void time_gather(cudaStream_t stream) {
   constexpr int experts = 256;
   constexpr std::size_t blob = 2764800;
-  const PinnedSlab slab(experts * blob);
+  const PinnedSlab slab(experts * blob, 0, experts * blob);
   const std::vector<const std::byte*> store{slab.data()};
   const ExpertCacheMemory memory({1, experts, 128, 128, blob}, read_policy("lru"), store, stream);
   const ExpertCacheView& c = memory.view();

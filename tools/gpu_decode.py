@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from imp_runtime._core import USUAL_EXPERT_POLICY
 from imp_runtime.model import Model
 from imp_runtime.placement import Limits, vram_in_use
 from imp_runtime.sampling import SamplingParams
@@ -115,7 +116,7 @@ def main() -> None:
     parser.add_argument("--kernels", type=int, default=14, help="lines of the breakdown")
     parser.add_argument("--slots", type=int, help="experts in device memory, others on the host")
     parser.add_argument("--vram-limit", help="as many slots as such a card has, as 32GiB")
-    parser.add_argument("--policy", default="lru")
+    parser.add_argument("--policy", default=USUAL_EXPERT_POLICY)
     parser.add_argument("--routing", default="model", help="or prose, uniform, trace:FILE")
     parser.add_argument("--tokens", type=int, default=STEPS, help="measured steps of a batch size")
     args = parser.parse_args()

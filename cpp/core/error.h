@@ -17,6 +17,7 @@ enum class ErrorCode {
   out_of_memory,     // RAM, VRAM or disk is too small
   io,                // the operating system refused
   numeric,           // a result is not finite
+  timeout,           // a device does not answer
   internal,          // a bug in imp
 };
 

@@ -13,6 +13,8 @@
 #include <sstream>
 #include <thread>
 
+#include "cpp/core/error.h"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -167,6 +169,23 @@ MemoryInfo memory_info(const std::string& proc, const std::string& sys) {
 }
 
 MemoryInfo memory_info() { return memory_info("/proc", "/sys/fs/cgroup"); }
+
+std::string pinning_refusal(std::size_t needed, std::size_t pinned, const std::string& reason) {
+  rlimit limit{};
+  const bool known = getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  return pinning_refusal(needed, pinned, reason,
+                         known ? static_cast<std::int64_t>(limit.rlim_cur) : -1, memory_info());
+}
+
+std::string pinning_refusal(std::size_t needed, std::size_t pinned, const std::string& reason,
+                            std::int64_t locked_limit, const MemoryInfo& memory) {
+  const std::string locked = locked_limit < 0 ? "unlimited" : str(locked_limit, " bytes");
+  return str("the experts need ", needed, " bytes of pinned memory, the system pins no more than ",
+             pinned, " (", reason, "); locked memory is ", locked, " (ulimit -l), ",
+             memory.available_bytes, " bytes are available (", memory.limited_by,
+             "): raise what is too small, or run on the CPU (--device cpu, or --ram-limit below "
+             "what is needed)");
+}
 
 std::int64_t peak_rss_bytes() {
   rusage usage{};

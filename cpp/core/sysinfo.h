@@ -1,6 +1,7 @@
 // What the machine offers: instruction sets, processors, memory that may really be used.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -31,6 +32,12 @@ struct MemoryInfo {
 MemoryInfo memory_info();
 // The same from another root, for tests: `proc` and `sys` replace /proc and /sys/fs/cgroup.
 MemoryInfo memory_info(const std::string& proc, const std::string& sys);
+
+// One sentence for memory that the system does not lock: `pinned` of `needed` bytes are, `reason`
+// is the system's. Names the limits of this process and what can be done.
+std::string pinning_refusal(std::size_t needed, std::size_t pinned, const std::string& reason);
+std::string pinning_refusal(std::size_t needed, std::size_t pinned, const std::string& reason,
+                            std::int64_t locked_limit, const MemoryInfo&);  // -1 = unlimited
 
 std::int64_t peak_rss_bytes();
 

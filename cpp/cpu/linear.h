@@ -10,8 +10,7 @@ struct Tiling {
   std::int64_t tasks() const { return n_blocks * t_blocks; }
 };
 
-inline constexpr std::int64_t max_rows_per_task =
-    96;  // activation rows that share one decoded panel
+inline constexpr std::int64_t max_rows_per_task = 96;  // activation rows
 
 // Enough tasks to balance the threads, not so many that the counter matters.
 Tiling tile(std::int64_t n, std::int64_t k, std::int64_t rows, int threads);

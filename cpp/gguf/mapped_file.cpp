@@ -20,31 +20,28 @@ namespace {
        str("cannot ", what, " ", path, ": ", std::generic_category().message(error)));
 }
 
-struct Descriptor {
-  int fd;
-  ~Descriptor() {
-    if (fd >= 0) ::close(fd);
-  }
-};
-
 }  // namespace
 
 std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
   // Non-blocking, so that a pipe is refused instead of waited for.
-  const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
-  if (file.fd < 0) refuse(path, "open", errno);
-  struct stat status {};
-  if (::fstat(file.fd, &status) != 0) refuse(path, "stat", errno);
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) refuse(path, "open", errno);
+  const std::shared_ptr<MappedFile> file(new MappedFile(fd, path));
+  struct stat status{};
+  if (::fstat(fd, &status) != 0) refuse(path, "stat", errno);
   if (!S_ISREG(status.st_mode)) fail(ErrorCode::bad_file, str(path, " is not a regular file"));
   if (status.st_size == 0) fail(ErrorCode::bad_file, str(path, " is empty"));
   const auto size = static_cast<std::size_t>(status.st_size);
-  void* data = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file.fd, 0);
+  void* data = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) refuse(path, "map", errno);
-  return std::shared_ptr<const MappedFile>(
-      new MappedFile(path, static_cast<const std::byte*>(data), size));
+  file->data_ = static_cast<const std::byte*>(data);
+  file->size_ = size;
+  return file;
 }
 
-MappedFile::~MappedFile() { ::munmap(const_cast<std::byte*>(data_), size_); }
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+}
 
 void MappedFile::advise(std::size_t offset, std::size_t size, Advice advice) const {
   if (offset >= size_) return;

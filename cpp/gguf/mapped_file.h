@@ -1,11 +1,13 @@
 // A whole file mapped read-only into memory, of the size it has when it is opened. A file that is
-// truncated later must not be read any more: the operating system answers with SIGBUS.
+// truncated later must not be read through the mapping: the operating system answers with SIGBUS.
 #pragma once
 
 #include <cstddef>
 #include <memory>
 #include <span>
 #include <string>
+
+#include "cpp/core/file_reader.h"
 
 namespace imp::gguf {
 
@@ -18,7 +20,8 @@ class MappedFile {
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
 
-  const std::string& path() const { return path_; }
+  const std::string& path() const { return file_.path(); }
+  const FileReader& reader() const { return file_; }
   std::span<const std::byte> bytes() const { return {data_, size_}; }
 
   enum class Advice { normal, random, will_need, dont_need };
@@ -26,11 +29,10 @@ class MappedFile {
   void advise(std::size_t offset, std::size_t size, Advice advice) const;
 
  private:
-  MappedFile(std::string path, const std::byte* data, std::size_t size)
-      : path_(std::move(path)), data_(data), size_(size) {}
-  std::string path_;
-  const std::byte* data_;
-  std::size_t size_;
+  MappedFile(int descriptor, std::string path) : file_(descriptor, std::move(path)) {}
+  FileReader file_;
+  const std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
 };
 
 }  // namespace imp::gguf

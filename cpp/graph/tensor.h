@@ -8,6 +8,8 @@
 
 namespace imp {
 
+class FileReader;
+
 // A tensor of a graph: [rows, cols], row-major, fp32 or int32. -1 = absent.
 struct Tensor {
   std::int32_t id = -1;
@@ -23,7 +25,9 @@ struct Weight {
   std::size_t row_bytes = 0;
   const std::byte* data = nullptr;
   float scale = 1;
-  std::uint64_t seed = 0;  // not 0: `data` is only a name, contents are synthetic_word's
+  std::uint64_t seed = 0;            // not 0: `data` is only a name, contents are synthetic_word's
+  const FileReader* file = nullptr;  // whose mapping `data` is in, if any: it begins at file_offset
+  std::size_t file_offset = 0;
 };
 
 // One matrix per expert: expert e starts at data + e * expert_bytes and has its own scale.

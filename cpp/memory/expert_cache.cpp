@@ -43,6 +43,14 @@ ExpertPolicy read_policy(std::string_view name) {
   return p;
 }
 
+std::int64_t step_experts(const ExpertCacheShape& shape, const ExpertPolicy& policy) {
+  return std::min(policy.per_layer ? shape.slots / shape.layers : shape.slots, shape.experts);
+}
+
+std::int64_t staging_slots(const ExpertCacheShape& shape, const ExpertPolicy& policy) {
+  return policy.admission ? step_experts(shape, policy) : 0;
+}
+
 ExpertCache::ExpertCache(const ExpertCacheShape& shape, const ExpertPolicy& policy)
     : shape_(shape), policy_(policy) {
   if (shape.layers < 1 || shape.experts < 1 ||

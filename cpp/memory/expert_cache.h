@@ -15,6 +15,12 @@ struct ExpertCacheShape {
   std::int64_t slots = 0;  // of all layers together
 };
 
+// Most experts of a layer that a step may ask for at once; more of them go through the cache in
+// waves.
+std::int64_t step_experts(const ExpertCacheShape&, const ExpertPolicy&);
+// Places beside the slots for experts that a step reads but does not keep.
+std::int64_t staging_slots(const ExpertCacheShape&, const ExpertPolicy&);
+
 class ExpertCache {
  public:
   // Fails (invalid_argument) if a layer would have no slot.

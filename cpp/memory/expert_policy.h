@@ -42,6 +42,9 @@ IMP_HOST_DEVICE inline std::uint64_t used_score(const ExpertPolicy& p, const std
   return high + (high - low < 512 ? add[high - low] : 0);
 }
 
+// Of sessions that name none: docs/expert-cache.md has the hit rates.
+inline constexpr const char* usual_policy = "lrfu";
+
 // "lru", "pool", "lrfu[:half_life]" or "pool-lrfu[:half_life]"; fails (invalid_argument) otherwise.
 ExpertPolicy read_policy(std::string_view name);
 

@@ -118,6 +118,10 @@ class Loader {
     w.rows = t.dims.size() > 1 ? t.dims[1] : 1;
     w.row_bytes = row_bytes(t.dtype, w.cols);
     w.data = t.data;
+    if (!m_.file_->files().empty()) {
+      w.file = &m_.file_->files()[static_cast<std::size_t>(t.shard)]->reader();
+      w.file_offset = t.file_offset;
+    }
     return w;
   }
 
@@ -197,7 +201,9 @@ class Loader {
     ExpertBank bank;
     bank.expert = weight(*t);
     bank.expert.rows = rows;
-    bank.expert.data += static_cast<std::size_t>(first_row) * bank.expert.row_bytes;
+    const std::size_t skipped = static_cast<std::size_t>(first_row) * bank.expert.row_bytes;
+    bank.expert.data += skipped;
+    bank.expert.file_offset += skipped;
     bank.experts = experts;
     bank.expert_bytes = static_cast<std::size_t>(file_rows) * bank.expert.row_bytes;
     if (std::vector<float> s = scale(name, experts); !s.empty()) {

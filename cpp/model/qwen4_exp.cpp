@@ -92,8 +92,9 @@ std::optional<Indexer> indexer(const KeyValues& kv, const Keys& keys, HParams& h
   }
   if (x.ratio == 0) {  // some converters write zeros although the layers are indexed
     x.ratio = 4;
-    h.notes.push_back(
-        "all compress ratios are 0 although the file has an indexer: using 4 tokens per block");
+    if (std::ranges::find(h.recurrent, false) != h.recurrent.end())
+      h.notes.push_back(
+          "all compress ratios are 0 although the file has an indexer: using 4 tokens per block");
   }
   require(x.ratio >= 1 && x.ratio <= max_index_ratio,
           str("compress ratio ", x.ratio, ", imp takes 1 to ", max_index_ratio));

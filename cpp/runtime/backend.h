@@ -1,7 +1,8 @@
 // The seam between the runtime and a device: memory, copies, running a planned graph, and what a
-// cache of experts has done. Seven verbs.
+// cache of experts has done.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "cpp/graph/graph.h"
+#include "cpp/memory/expert_check.h"
 #include "cpp/memory/expert_policy.h"
 #include "cpp/ops/step.h"
 
@@ -65,6 +67,10 @@ class Backend {
                                               std::int64_t context) = 0;
   virtual void sync() = 0;
   virtual ExpertStats expert_stats() { return {}; }
+  // Compares the cache of experts and its store with checksums of what was read from the file, and
+  // empties slots that differ. Fails (invalid_argument) if none were taken.
+  virtual ExpertCheck verify_experts() { return {}; }
+  virtual void damage_slot(std::int64_t) {}  // flips a bit of a cached expert, for tests
 };
 
 struct CpuOptions {
@@ -72,6 +78,14 @@ struct CpuOptions {
   std::string kernels = "auto";  // or generic, avx2, avx512
 };
 std::shared_ptr<Backend> make_cpu_backend(const CpuOptions&);
+
+// A step that takes longer than this fails (timeout), and the session with it.
+inline constexpr double usual_step_timeout = 60, max_step_timeout = 86400;  // seconds
+inline constexpr std::int64_t step_timeout_rows = 512;  // longer steps may take longer
+inline double step_limit(double step_timeout, std::int64_t rows) {
+  return step_timeout *
+         std::max(1.0, static_cast<double>(rows) / static_cast<double>(step_timeout_rows));
+}
 
 struct CudaOptions {
   int device = 0;      // as the driver numbers them
@@ -84,6 +98,10 @@ struct CudaOptions {
   std::int64_t expert_slots = -1;
   ExpertPolicy expert_policy;
   std::size_t ram_limit = 0;  // bytes of pinned memory at most; 0 = what the machine has
+  // Read the experts twice, and compare the slots with their checksums after every step: a step
+  // that used one that differs fails (io).
+  bool verify_experts = false;
+  double step_timeout = usual_step_timeout;  // seconds of a step of up to step_timeout_rows
 };
 // A model's weights on the device, for all backends that are made with it: uploaded once, freed
 // with the last backend. One model and one device each.

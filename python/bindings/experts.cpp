@@ -80,6 +80,14 @@ void bind_experts(nb::module_& m) {
           nb::arg("seed"))
       .def("next", &planted, nb::arg("rows"),
            "The next tokens' experts: uint16 [rows, layers, k], most wanted first.");
+  m.attr("USUAL_EXPERT_POLICY") = imp::usual_policy;
+  m.def(
+      "staging_slots",
+      [](std::int64_t layers, std::int64_t experts, std::int64_t slots, const std::string& policy) {
+        return imp::staging_slots({layers, experts, slots}, imp::read_policy(policy));
+      },
+      nb::kw_only(), nb::arg("layers"), nb::arg("experts"), nb::arg("slots"), nb::arg("policy"),
+      "Places for experts that the device's cache needs beside its slots.");
   m.def("simulate_experts", &simulate, nb::arg("ids"), nb::arg("step_rows"), nb::kw_only(),
         nb::arg("experts"), nb::arg("slots"), nb::arg("policy"), nb::arg("first_counted"),
         "Runs ids [tokens, layers, k] through a cache: counts of distinct experts from step "

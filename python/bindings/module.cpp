@@ -23,6 +23,8 @@ const char* name(imp::ErrorCode code) {
       return "io";
     case imp::ErrorCode::numeric:
       return "numeric";
+    case imp::ErrorCode::timeout:
+      return "timeout";
     case imp::ErrorCode::internal:
       return "internal";
   }

@@ -139,6 +139,7 @@ nb::object tap_array(const imp::TapData& t) {
 }  // namespace
 
 void bind_session(nb::module_& m) {
+  m.attr("USUAL_STEP_TIMEOUT") = imp::usual_step_timeout;
   nb::class_<DeviceWeights>(m, "DeviceWeights", "Weights on the device while sessions use them.")
       .def(nb::init<>())
       .def_prop_ro("device_bytes",
@@ -156,13 +157,19 @@ void bind_session(nb::module_& m) {
              const std::string& cache_type_k, const std::string& cache_type_v,
              const std::string& routing, const std::optional<RoutingIds>& routing_ids,
              std::int64_t expert_slots, const std::string& expert_policy, std::int64_t ram_limit,
-             const DeviceWeights* weights) {
+             const DeviceWeights* weights, bool verify_experts, double step_timeout) {
             const imp::CudaOptions cuda{0,
                                         graphs,
                                         batch_invariant,
                                         expert_slots,
                                         imp::read_policy(expert_policy),
-                                        static_cast<std::size_t>(ram_limit)};
+                                        static_cast<std::size_t>(ram_limit),
+                                        verify_experts,
+                                        step_timeout};
+            if (!(step_timeout > 0 && step_timeout <= imp::max_step_timeout))
+              imp::fail(imp::ErrorCode::invalid_argument,
+                        imp::str("a step timeout of ", step_timeout,
+                                 " s; imp takes more than 0 to ", imp::max_step_timeout));
             if (expert_slots >= 0 && device != "cuda")
               imp::fail(imp::ErrorCode::invalid_argument,
                         imp::str(expert_slots, " expert slots on the ", device,
@@ -192,8 +199,9 @@ void bind_session(nb::module_& m) {
           nb::arg("rollback_tokens") = 0, nb::arg("cache_type_k") = "f32",
           nb::arg("cache_type_v") = "f32", nb::arg("routing") = "model",
           nb::arg("routing_ids") = nb::none(), nb::arg("expert_slots") = -1,
-          nb::arg("expert_policy") = "lru", nb::arg("ram_limit") = 0,
-          nb::arg("weights") = nb::none())
+          nb::arg("expert_policy") = imp::usual_policy, nb::arg("ram_limit") = 0,
+          nb::arg("weights") = nb::none(), nb::arg("verify_experts") = false,
+          nb::arg("step_timeout") = imp::usual_step_timeout)
       .def("close", &PySession::close)
       .def_prop_ro("n_ctx",
                    [](PySession& s) { return s.use([](imp::Session& x) { return x.n_ctx(); }); })
@@ -210,6 +218,27 @@ void bind_session(nb::module_& m) {
            [](PySession& s) {
              return s.use([](imp::Session& x) { return stats_dict(x.backend().expert_stats()); });
            })
+      .def(
+          "verify_experts",
+          [](PySession& s) {
+            imp::ExpertCheck check;
+            {
+              nb::gil_scoped_release unlocked;
+              check = s.use([](imp::Session& x) { return x.backend().verify_experts(); });
+            }
+            std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t>> damaged;
+            for (const imp::DamagedExpert& e : check.damaged)
+              damaged.emplace_back(e.layer, e.expert, e.slot);
+            return std::make_tuple(check.slots, check.stored, damaged);
+          },
+          "(slots compared, experts of the store compared, [(layer, expert, slot)] that differ); "
+          "slot -1 = in the store.")
+      .def(
+          "damage_slot",
+          [](PySession& s, std::int64_t slot) {
+            s.use([&](imp::Session& x) { x.backend().damage_slot(slot); });
+          },
+          nb::arg("slot"), "Flips a bit of a cached expert, for tests.")
       .def_prop_ro(
           "arena_bytes",
           [](PySession& s) { return s.use([](imp::Session& x) { return x.arena_bytes(); }); })

@@ -130,6 +130,11 @@ class Model:
     def prefetch(self, begin: int, end: int) -> None:
         """Reads bytes [begin, end) of resident_bytes into the page cache."""
 
+USUAL_EXPERT_POLICY: str
+"""Of sessions that name none."""
+USUAL_STEP_TIMEOUT: float
+"""Seconds."""
+
 class DeviceWeights:
     """Weights on the device while sessions use them."""
 
@@ -165,11 +170,22 @@ class Session:
         routing: str = "model",
         routing_ids: NDArray[np.uint16] | None = None,
         expert_slots: int = -1,
-        expert_policy: str = "lru",
+        expert_policy: str = USUAL_EXPERT_POLICY,
         ram_limit: int = 0,
         weights: DeviceWeights | None = None,
+        verify_experts: bool = False,
+        step_timeout: float = USUAL_STEP_TIMEOUT,
     ) -> None: ...
     def expert_stats(self) -> dict[str, Any]: ...
+    def verify_experts(self) -> tuple[int, int, list[tuple[int, int, int]]]:
+        """(slots compared, experts of the store compared, [(layer, expert, slot)] that differ).
+
+        Slot -1 = in the store.
+        """
+
+    def damage_slot(self, slot: int) -> None:
+        """Flips a bit of a cached expert, for tests."""
+
     def close(self) -> None: ...
     @property
     def n_ctx(self) -> int: ...
@@ -377,6 +393,9 @@ class PlantedRouting:
 
     def next(self, rows: int) -> NDArray[np.uint16]:
         """The next tokens' experts: uint16 [rows, layers, k], most wanted first."""
+
+def staging_slots(*, layers: int, experts: int, slots: int, policy: str) -> int:
+    """Places for experts that the device's cache needs beside its slots."""
 
 def simulate_experts(
     ids: NDArray[np.uint16],

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from imp_runtime import _core
+from imp_runtime._core import USUAL_STEP_TIMEOUT
 from imp_runtime.chat import ChatTemplate, Message
 from imp_runtime.completion_dicts import CompletionDicts
 from imp_runtime.engine import Engine, Event, Request, deadline_of, is_last, too_late
@@ -99,6 +100,8 @@ class LLM(CompletionDicts):
         progress: Callable[[int, int], None] | None = None,
         ngram_scale: float | None = None,
         limits: Limits | None = None,
+        verify_experts: bool = False,
+        step_timeout: float = USUAL_STEP_TIMEOUT,
     ) -> None:
         """Load a model file.
 
@@ -118,6 +121,8 @@ class LLM(CompletionDicts):
             progress: called with (bytes read, bytes in all).
             ngram_scale: see Model.load.
             limits: see Model.load.
+            verify_experts: see Session.
+            step_timeout: see Session.
 
         Raises:
             ImpError: the file cannot be run, or memory is too small.
@@ -141,6 +146,8 @@ class LLM(CompletionDicts):
             cache_type_k=cache_type_k,
             cache_type_v=cache_type_v,
             batch_invariant=batch_invariant,
+            verify_experts=verify_experts,
+            step_timeout=step_timeout,
         )
         self._setup(model, session, n_parallel, prefix_cache, cache_dir)
         if n_ctx is None and session.n_ctx < model.context_length:

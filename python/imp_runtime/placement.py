@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from imp_runtime import _core
+from imp_runtime._core import USUAL_EXPERT_POLICY
 from imp_runtime.errors import ImpError
 from imp_runtime.planner import Machine, ModelSizes, Plan, Request, Tier, plan
 
@@ -19,7 +20,7 @@ class Limits:
     vram_bytes: int | None = None
     ram_bytes: int | None = None
     """Host memory for experts."""
-    expert_policy: str = "lru"
+    expert_policy: str = USUAL_EXPERT_POLICY
 
     def machine(self, weights: _core.DeviceWeights | None = None) -> Machine:
         """Of this machine, what the limits allow, with what other sessions' `weights` take."""

@@ -10,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from imp_runtime import _core, trace
-from imp_runtime._core import Draw
+from imp_runtime._core import USUAL_EXPERT_POLICY, USUAL_STEP_TIMEOUT, Draw
 from imp_runtime.errors import ImpError
 from imp_runtime.model import Model
 from imp_runtime.placement import plan_session
 from imp_runtime.planner.types import Plan, Request, Tier
 from imp_runtime.snapshot import Snapshot
+from imp_runtime.stats import ExpertCheck
 
 TokenIds = Items[int] | npt.NDArray[np.int32]
 Outputs = Literal["last", "all", "none"] | int
@@ -48,8 +49,10 @@ class Session:
         cache_type_v: str = "f32",
         routing: str | npt.NDArray[np.uint16] | None = None,
         expert_slots: int | None = None,
-        expert_policy: str = "lru",
+        expert_policy: str = USUAL_EXPERT_POLICY,
         ram_limit: int = 0,
+        verify_experts: bool = False,
+        step_timeout: float = USUAL_STEP_TIMEOUT,
     ):
         """Plan memory.
 
@@ -88,10 +91,16 @@ class Session:
                 share), and with decayed counts and admission "lrfu[:half_life]" or
                 "pool-lrfu[:half_life]".
             ram_limit: of expert_slots; bytes of pinned memory at most; 0 = what the machine has.
+            verify_experts: CUDA: read all experts twice when they are first needed, and compare
+                those in device memory with their checksums after every step; a step that used one
+                that differs raises. For machines in doubt: it is slow.
+            step_timeout: CUDA: seconds of a step of up to 512 tokens, after which it raises and the
+                session is of no more use; more tokens have as much longer.
 
         Raises:
             ImpError: a number is out of range, a cache type that the device or the heads of the
                 model cannot have, or memory is too small (naming both numbers).
+            OSError: a trace that cannot be read.
         """
         self.model = model
         self.vocab_size = model.vocab_size  # stays when the model's handle is closed
@@ -139,6 +148,8 @@ class Session:
             expert_policy=expert_policy,
             ram_limit=ram_limit,
             weights=model.weights,
+            verify_experts=verify_experts,
+            step_timeout=step_timeout,
         )
         # Any thread may ask for these, even while a step runs.
         self._n_ctx, self._n_ubatch = self.core.n_ctx, self.core.n_ubatch
@@ -191,6 +202,16 @@ class Session:
         steps), hits, kept (misses that entered).
         """
         return self.core.expert_stats()
+
+    def verify_experts(self) -> ExpertCheck:
+        """Compare all experts, cached and on the host, with checksums taken when they were read.
+
+        Slots that differ are emptied: the next step that wants the expert fetches it again.
+
+        Raises:
+            ImpError: the session was opened without verify_experts.
+        """
+        return ExpertCheck(*self.core.verify_experts())
 
     def close(self) -> None:
         """Free all memory; its sequences become unusable."""

@@ -54,6 +54,25 @@ class ExpertCounts:
         )
 
 
+@dataclass(frozen=True)
+class ExpertCheck:
+    """Experts compared with the checksums of what was read from the file."""
+
+    slots: int
+    """Of device memory that hold one."""
+    stored: int
+    """On the host."""
+    damaged: list[tuple[int, int, int]]
+    """(layer, expert, slot) of those that differ; slot -1 = on the host."""
+
+    def __str__(self) -> str:
+        text = f"{self.slots} experts in VRAM and {self.stored} on the host compared, "
+        if not self.damaged:
+            return text + "all are as they were read"
+        first = "layer {}, expert {}, slot {}".format(*self.damaged[0])
+        return text + f"{len(self.damaged)} differ from what was read, first: {first}"
+
+
 def counter(expert_stats: Callable[[], Mapping[str, Any]]) -> Callable[[], ExpertCounts | None]:
     """What tells the counts from this call on; `expert_stats` is a session's."""
     before = ExpertCounts.of(expert_stats())

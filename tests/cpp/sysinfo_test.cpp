@@ -103,6 +103,19 @@ TEST_CASE("damaged files are no limits") {
   CHECK(memory_info(empty.path("proc"), empty.path("sys")).total_bytes == 0);
 }
 
+TEST_CASE("memory that cannot be pinned names its limits") {
+  const MemoryInfo memory{8 * gib, 3 * gib, "/sys/a/memory.max"};
+  const std::string limited = pinning_refusal(1000, 200, "out of memory", 65536, memory);
+  CHECK(limited ==
+        "the experts need 1000 bytes of pinned memory, the system pins no more than 200 (out of "
+        "memory); locked memory is 65536 bytes (ulimit -l), 3221225472 bytes are available "
+        "(/sys/a/memory.max): raise what is too small, or run on the CPU (--device cpu, or "
+        "--ram-limit below what is needed)");
+  CHECK(pinning_refusal(1, 0, "x", -1, memory).find("locked memory is unlimited") !=
+        std::string::npos);
+  CHECK(pinning_refusal(1, 0, "x").find(memory_info().limited_by) != std::string::npos);
+}
+
 TEST_CASE("this machine") {
   const MemoryInfo info = memory_info();
   CHECK(info.total_bytes > 0);

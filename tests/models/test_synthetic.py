@@ -34,6 +34,8 @@ def test_it_says_what_it_is() -> None:
     model = Model.synthetic(SMALL, device="cpu")
     assert model.notes == ["weights: synthetic"] and model.path == f"synthetic {SMALL}"
     assert (model.layers, model.vocab_size, model.table_bytes) == (4, 300, 1600 * 160)
+    two_layers = Model.synthetic("flash-next:layers=2,experts=12,vocab=300,table=64", device="cpu")
+    assert two_layers.notes == ["weights: synthetic"]  # no word of the attention it has not
     model.core.prefetch(0, model.resident_bytes)  # nothing to read
 
 

@@ -149,7 +149,12 @@ def test_memory_held_by_others(model: Load) -> None:
         submit(engine, ask)
         engine.step()
         assert "needs 1 sequence and 2 cache pages, 1 and 1 are free" in error_of(ask)
-        mine.close()
+        other, late = session.open(), ask.again()
+        submit(engine, late)
+        engine.step()
+        assert "needs 1 sequence and 2 cache pages, 0 and 1 are free" in error_of(late)
+        for seq in (mine, other):
+            seq.close()
         assert len(run(engine, [ask.again()])[0]) == 2
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prose_keys import keys_of
 from tokenizers import Tokenizer as Reference
 
 from imp_runtime.errors import ImpError
 from imp_runtime.tokenizer import StreamDecoder, Tokenizer
+from tests.tokenizer.prose_keys import keys_of
 
 MODEL = Path(__file__).parents[2] / "models" / "prose-nvfp4"
 # Ids that llama.cpp's llama-tokenize gives for this vocabulary, with and without control tokens

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from imp_runtime._core import USUAL_EXPERT_POLICY
 from imp_runtime.errors import ImpError
 from imp_runtime.planner import Machine, ModelSizes, Request, file_sizes, plan, synthetic_sizes
 from imp_runtime.planner.measured import PCIE_BANDWIDTH, RAM_BANDWIDTH, VRAM_BANDWIDTH
@@ -43,7 +44,7 @@ def register(app: typer.Typer) -> None:
         ] = 0,
         policy: Annotated[
             str, typer.Option("--policy", help="lru, pool, lrfu[:n] or pool-lrfu[:n]")
-        ] = "lru",
+        ] = USUAL_EXPERT_POLICY,
         share: Annotated[
             float, typer.Option("--cache-share", help="of the VRAM left for experts")
         ] = 1.0,

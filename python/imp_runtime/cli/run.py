@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
+from imp_runtime._core import USUAL_EXPERT_POLICY, USUAL_STEP_TIMEOUT
 from imp_runtime.chat import Message
 from imp_runtime.cli.llama_common import limits_of
 from imp_runtime.cli.run_output import log, show, show_all
@@ -76,7 +77,7 @@ def register(app: typer.Typer) -> None:
         ] = None,
         expert_policy: Annotated[
             str, typer.Option("--expert-policy", help="lru, pool, lrfu[:n] or pool-lrfu[:n]")
-        ] = "lru",
+        ] = USUAL_EXPERT_POLICY,
         batch_invariant: Annotated[
             bool,
             typer.Option("--batch-invariant", help="CUDA: the same bits alone and in a batch"),
@@ -91,6 +92,12 @@ def register(app: typer.Typer) -> None:
         cache_size: Annotated[
             int, typer.Option("--cache-size", help="MiB of states in memory", min=1)
         ] = 1024,
+        verify: Annotated[
+            bool, typer.Option("--verify-experts", help="compare them with their checksums; slow")
+        ] = False,
+        step_timeout: Annotated[
+            float, typer.Option("--step-timeout", help="seconds of a step on CUDA at most")
+        ] = USUAL_STEP_TIMEOUT,
         stats: Annotated[
             bool,
             typer.Option("--stats", help="speed and the expert cache, live and at the end"),
@@ -165,6 +172,8 @@ def register(app: typer.Typer) -> None:
             "cache_type_v": cache_type_v,
             "batch_invariant": batch_invariant,
             "limits": limits_of(vram_limit, ram_limit, expert_policy),
+            "verify_experts": verify,
+            "step_timeout": step_timeout,
         }
         if cache_dir is not None:
             options |= {"cache_dir": cache_dir, "prefix_cache": cache_size << 20}
@@ -180,6 +189,15 @@ def register(app: typer.Typer) -> None:
                 show(llm.stream_chat(_messages(system, texts[0]), params), source, live)
             else:
                 show(llm.stream(texts[0], params), source, live)
+            if verify:
+                _verify(llm)
+
+
+def _verify(llm: LLM) -> None:
+    check = llm.session.verify_experts()
+    if check.damaged:
+        raise ImpError(str(check))
+    log(f"verified: {check}")
 
 
 def _prompts(

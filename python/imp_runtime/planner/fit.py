@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from imp_runtime import _core
 from imp_runtime.errors import ImpError
 from imp_runtime.expert_sim import predict
 from imp_runtime.planner.machine import Machine
@@ -98,11 +99,12 @@ class _Fit:
 
     def staging(self, slots: int) -> int:
         """Places of experts that a step reads and a policy with admission does not keep."""
-        policy = self.request.policy
-        if "lrfu" not in policy:
+        m = self.model
+        if not m.expert_layers:
             return 0
-        own = slots if policy.startswith("pool") else slots // self.model.expert_layers
-        return min(self.model.experts, own)
+        return _core.staging_slots(
+            layers=m.expert_layers, experts=m.experts, slots=slots, policy=self.request.policy
+        )
 
     def needed(self, experts: int) -> int:
         """VRAM with room for so many experts."""
@@ -133,14 +135,11 @@ class _Fit:
             return self._plan(Tier.VRAM, self.pairs)
         store = self.model.expert_bytes
         if store <= self.machine.ram_bytes:
-            return self._cached(Tier.PINNED)
+            return self._cached()
         reason = (
             f"{store} bytes of experts cannot be pinned ({gib(store)}), "
             f"{self.machine.ram_bytes} may be used ({gib(self.machine.ram_bytes)})"
         )
-        if self.request.pageable:
-            self.steps.append(f"{reason}: they are staged from pageable memory")
-            return self._cached(Tier.PAGEABLE)
         return self.on_cpu((*self.steps, f"{reason}: everything runs on the CPU"))
 
     def _whole_model(self) -> bool:
@@ -196,7 +195,7 @@ class _Fit:
                     f"({self.least_slots}) needs {over} bytes more than there are"
                 )
 
-    def _cached(self, tier: Tier) -> Plan:
+    def _cached(self) -> Plan:
         m, share = self.model, self.request.expert_share
         places = int((self.machine.vram_bytes - self.beside_experts()) * share) // m.blob_bytes
         slots = min(self.pairs, places)
@@ -207,7 +206,7 @@ class _Fit:
                 f"{m.name}: a cache share of {share} leaves {slots} expert "
                 f"slots, a step of {self.request.parallel} tokens needs {self.least_slots}"
             )
-        return self._plan(tier, slots)
+        return self._plan(Tier.PINNED, slots)
 
     def _plan(self, tier: Tier, slots: int) -> Plan:
         m, r = self.model, self.request
@@ -217,8 +216,7 @@ class _Fit:
             if count:
                 parts.append(Part(name, count * m.blob_bytes))
         outside = slots < self.pairs
-        where = "pinned experts" if tier is Tier.PINNED else "experts"
-        ram = [Part(where, m.expert_bytes)] if outside else []
+        ram = [Part("pinned experts", m.expert_bytes)] if outside else []
         if m.embedding_bytes:
             ram.append(Part("mapped token embedding", m.embedding_bytes))
         per_layer = slots / m.expert_layers if m.expert_layers else 0.0

@@ -13,8 +13,6 @@ PCIE_BANDWIDTH = 49e9
 """Bytes/s of experts read from pinned memory (48 to 51e9)."""
 RAM_BANDWIDTH = 34.6e9
 """Bytes/s of weights that the CPU decodes."""
-PAGEABLE_SHARE = 0.25
-"""Of the bus that copies through a staging buffer get; not measured."""
 RESOLVE_SECONDS = 5e-6
 """Of a layer with a cache: 3 to 6 us."""
 HIDDEN_SHARE = 0.0

@@ -34,9 +34,8 @@ def decode_speed(
     if not on_cpu:
         layers = max(1, model.expert_layers)
         parts["kernels"] = kernel_seconds(rows) * layers / measured.STEP_LAYERS
-    if tier in (Tier.PINNED, Tier.PAGEABLE):
-        share = measured.PAGEABLE_SHARE if tier is Tier.PAGEABLE else 1.0
-        misses = wanted * (1 - hit_rate) / (machine.pcie_bandwidth * share)
+    if tier is Tier.PINNED:
+        misses = wanted * (1 - hit_rate) / machine.pcie_bandwidth
         parts["finding experts"] = model.expert_layers * measured.RESOLVE_SECONDS
         parts["misses over PCIe"] = misses * (1 - measured.HIDDEN_SHARE)
     return Speed(tuple((name, 1000 * s) for name, s in parts.items()), rows)

@@ -10,7 +10,7 @@ def explain(plan: Plan) -> str:
     """Every number of the plan with its reason, a line each."""
     p = plan
     facts = [("model", p.model), ("plan", p.tier.value)]
-    if p.tier in (Tier.PINNED, Tier.PAGEABLE):
+    if p.tier is Tier.PINNED:
         share = p.slots / p.experts
         facts.append(
             (
@@ -41,7 +41,7 @@ def explain(plan: Plan) -> str:
         lines += ["", "made smaller", *(f"  {step}" for step in p.steps)]
     lines += ["", "predicted for running text (planted routing: prose), decoding"]
     expected = []
-    if p.tier in (Tier.PINNED, Tier.PAGEABLE):
+    if p.tier is Tier.PINNED:
         expected = [
             ("  hit rate", f"{p.hit_rate:.1%} of {p.distinct:.1f} experts a layer and step"),
             ("  over PCIe", f"{size(round(p.pcie_bytes_per_token))} a token"),

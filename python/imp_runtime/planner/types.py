@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from imp_runtime._core import USUAL_EXPERT_POLICY
+
 ONE_CONTEXT = -1
 """Tokens of a cache that holds one full context for all sequences together."""
 
@@ -14,7 +16,6 @@ class Tier(StrEnum):
 
     VRAM = "all experts in VRAM"
     PINNED = "experts in pinned RAM, a cache in VRAM"
-    PAGEABLE = "experts in pageable RAM, copied through a staging buffer, a cache in VRAM"
     CPU = "everything on the CPU, weights mapped from the file"
 
 
@@ -37,11 +38,9 @@ class Request:
     """Tokens of a prefill step."""
     expert_share: float = 1.0
     """Of the memory that is left for experts; the rest stays free."""
-    policy: str = "lru"
+    policy: str = USUAL_EXPERT_POLICY
     headroom_bytes: int | None = None
     """VRAM for the CUDA context, graphs and fragments."""
-    pageable: bool = False
-    """Whether experts may be staged from pageable memory where they cannot be pinned."""
 
 
 @dataclass(frozen=True)

@@ -347,3 +347,11 @@ def test_ctrl_c_between_steps(model: Model) -> None:
         with s.open() as other:
             want = other.extend(text[: done + 20], outputs=done)
             assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), 86400.1])
+def test_step_timeouts_have_limits(model: Model, seconds: float) -> None:
+    with pytest.raises(ImpError, match=r"a step timeout of .* s; imp takes more than 0 to 86400"):
+        Session(model, n_ctx=16, step_timeout=seconds)
+    with Session(model, n_ctx=16, step_timeout=86400.0) as session:
+        assert session.verify_experts().slots == 0  # no cache on the CPU

@@ -170,11 +170,11 @@ class Session:
         routing: str = "model",
         routing_ids: NDArray[np.uint16] | None = None,
         expert_slots: int = -1,
-        expert_policy: str = USUAL_EXPERT_POLICY,
+        expert_policy: str = "lrfu",
         ram_limit: int = 0,
         weights: DeviceWeights | None = None,
         verify_experts: bool = False,
-        step_timeout: float = USUAL_STEP_TIMEOUT,
+        step_timeout: float = 60.0,
     ) -> None: ...
     def expert_stats(self) -> dict[str, Any]: ...
     def verify_experts(self) -> tuple[int, int, list[tuple[int, int, int]]]:

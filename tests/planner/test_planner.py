@@ -47,15 +47,16 @@ def test_sizes_of_the_released_shape(released: ModelSizes) -> None:
 
 
 # VRAM limit: tier, expert slots, context. By hand: (limit - 8,755,482,112 dense - 118,063,104 state
-# - 50,688 a token of context - 252,651,520 workspace - 2^30) / 2,764,800.
+# - 50,688 a token of context - 252,651,520 workspace - 2^30) / 2,764,800 places; as many of them as
+# a layer has slots are for experts that are not kept.
 BUDGETS = [
-    (12 * GB, Tier.PINNED, 613, 2048),
-    (12 * GIB, Tier.PINNED, 896, 4096),
-    (16 * GB, Tier.PINNED, 1947, 8192),
-    (16 * GIB, Tier.PINNED, 2374, 8192),
-    (24 * GB, Tier.PINNED, 4690, 16384),
-    (24 * GIB, Tier.PINNED, 5331, 16384),
-    (32 * GIB, Tier.PINNED, 8137, 32768),
+    (12 * GB, Tier.PINNED, 601, 2048),
+    (12 * GIB, Tier.PINNED, 878, 4096),
+    (16 * GB, Tier.PINNED, 1908, 8192),
+    (16 * GIB, Tier.PINNED, 2326, 8192),
+    (24 * GB, Tier.PINNED, 4595, 16384),
+    (24 * GIB, Tier.PINNED, 5223, 16384),
+    (32 * GIB, Tier.PINNED, 7971, 32768),
     (80 * GB, Tier.VRAM, 24576, 32768),
     (141 * GB, Tier.VRAM, 24576, 32768),
 ]
@@ -69,7 +70,7 @@ def test_defaults_start(
     assert (p.tier, p.slots, p.n_ctx) == (tier, slots, n_ctx)
     assert limit - p.vram_bytes >= 0
     if tier is Tier.PINNED:
-        assert limit - p.vram_bytes < released.blob_bytes  # nothing is left unused
+        assert limit - p.vram_bytes < 2 * released.blob_bytes  # nothing is left unused
         assert p.slots >= 480
         assert sum(part.bytes for part in p.ram if "pinned" in part.name) == EXPERT_BYTES
     assert p.kv_tokens == n_ctx
@@ -90,7 +91,7 @@ MEASURED = [(1, 8700, 114), (8, 8700, 258)]
 def test_predictions_are_near_what_was_measured(
     released: ModelSizes, rows: int, slots: int, rate: float
 ) -> None:
-    request = Request(n_ctx=1024, n_ubatch=64, parallel=rows)
+    request = Request(n_ctx=1024, n_ubatch=64, parallel=rows, policy="lru")
     least = least_bytes(released, request)
     more = (slots - 480 * rows) * released.blob_bytes
     p = plan(released, Machine(least + more, RAM), request)
@@ -134,7 +135,8 @@ def test_all_experts_at_the_need_and_one_byte_less(released: ModelSizes) -> None
     parts = plan(released, Machine(141 * GB, RAM), request)
     assert plan(released, Machine(parts.vram_bytes, 0), request).tier is Tier.VRAM  # needs no RAM
     below = plan(released, Machine(parts.vram_bytes - 1, RAM), request)
-    assert (below.tier, below.slots) == (Tier.PINNED, 24575)
+    assert below.tier is Tier.PINNED
+    assert below.slots + below.slots // 48 == 24575
 
 
 def test_a_smaller_context_keeps_every_expert_in_vram(released: ModelSizes) -> None:
@@ -164,12 +166,12 @@ def test_without_a_device(released: ModelSizes) -> None:
 
 def test_share(released: ModelSizes) -> None:
     machine = Machine(32 * GIB, RAM)
-    full: Plan = plan(released, machine)
-    half = plan(released, machine, Request(expert_share=0.5))
+    full: Plan = plan(released, machine, Request(policy="lru"))
+    half = plan(released, machine, Request(expert_share=0.5, policy="lru"))
     assert abs(half.slots - full.slots / 2) <= 1
     few = int(full.slots * 0.01)
     with pytest.raises(ImpError, match=f"a cache share of 0.01 leaves {few} expert slots"):
-        plan(released, machine, Request(expert_share=0.01))
+        plan(released, machine, Request(expert_share=0.01, policy="lru"))
 
 
 def test_the_embedding_stays_on_the_host(released: ModelSizes) -> None:
@@ -222,7 +224,8 @@ def test_admission_needs_places_that_keep_nothing(
     parts = {part.name: part.bytes // released.blob_bytes for part in p.vram}
     staged = parts.get("experts that are not kept", 0)
     assert staged == pytest.approx(places, abs=20)
-    assert p.slots + staged == pytest.approx(plan(released, machine).slots, abs=1)
+    without = plan(released, machine, Request(policy="lru"))
+    assert p.slots + staged == pytest.approx(without.slots, abs=1)
     assert 0 <= machine.vram_bytes - p.vram_bytes < 2 * released.blob_bytes
 
 

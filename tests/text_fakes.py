@@ -1,15 +1,12 @@
 """A model and session that follow a script, so that text code is tested without weights."""
 
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 
 from imp_runtime.errors import ImpError
-
-sys.path.append(str(Path(__file__).parent / "tokenizer"))
-from prose_keys import keys_of  # noqa: E402
+from tests.tokenizer.prose_keys import keys_of
 
 KEYS = keys_of(Path(__file__).parents[1] / "models" / "prose-nvfp4")
 TEMPLATE = (

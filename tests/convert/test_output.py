@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -41,7 +43,7 @@ def src(built: Built, tmp_path: Path) -> Path:
 class StopAt(Silent):
     """Raises in the middle of a stage."""
 
-    def __init__(self, stage: str, error: BaseException) -> None:
+    def __init__(self, stage: str, error: Callable[[], BaseException]) -> None:
         self.stage, self.error, self.current = stage, error, ""
 
     def begin(self, stage: str, total_bytes: int) -> None:
@@ -49,14 +51,14 @@ class StopAt(Silent):
 
     def advance(self, nbytes: int) -> None:
         if self.current == self.stage:
-            raise self.error
+            raise self.error()
 
 
 @pytest.mark.parametrize("stage", ["checking", "writing", "verifying"])
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
-def test_stopped_in_the_middle(src: Path, stage: str, error: BaseException) -> None:
+@pytest.mark.parametrize("error", [KeyboardInterrupt, partial(OSError, 28, "No space left")])
+def test_stopped_in_the_middle(src: Path, stage: str, error: Callable[[], BaseException]) -> None:
     out = src.parent / "out.gguf"
-    wanted = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else ConvertError
+    wanted = KeyboardInterrupt if error is KeyboardInterrupt else ConvertError
     with pytest.raises(wanted, match=None if wanted is KeyboardInterrupt else "No space left"):
         convert(src, out, progress=StopAt(stage, error))
     assert list(src.parent.iterdir()) == [src]
@@ -66,7 +68,7 @@ def test_stopped_conversion_keeps_the_old_result(src: Path, built: Built) -> Non
     out = src.parent / "out.gguf"
     out.write_bytes(b"old")
     with pytest.raises(KeyboardInterrupt):
-        convert(src, out, ConvertOptions(force=True), StopAt("writing", KeyboardInterrupt()))
+        convert(src, out, ConvertOptions(force=True), StopAt("writing", KeyboardInterrupt))
     assert out.read_bytes() == b"old"
     convert(src, out, ConvertOptions(force=True))
     compare(out, built, {"mtp.layers.0.mlp.experts": 2**-8})

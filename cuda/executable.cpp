@@ -51,7 +51,9 @@ class CudaExecutable final : public Executable {
   }
 
   ~CudaExecutable() override {
-    if (shared_->watch.lost()) program_.leak();
+    if (!shared_->watch.lost()) return;
+    decode_.program.leak();
+    mixed_.program.leak();
   }
 
   void run(const StepInputs& step, const StepMemory& memory,

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "cuda/common/cells.cuh"
 #include "cuda/context.h"
 
 namespace imp::cuda {
@@ -10,7 +11,7 @@ namespace imp::cuda {
 struct AttendArgs {
   StepView step;
   const float *q, *qg;  // [T, heads * dim], [T, heads * 2 dim]
-  const float *keys, *values;
+  Cells keys, values;
   const std::int32_t* selected;  // [T, blocks], or absent
   float *parts, *sums;           // [T, heads, n_blocks, dim], [T, heads, n_blocks, 2]
   float* y;

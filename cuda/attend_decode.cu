@@ -21,6 +21,7 @@ __device__ __forceinline__ std::int64_t part_keys(std::int64_t count) {
 }
 
 // grid (T * kv heads, parts)
+template <int KeyBytes, int ValueBytes>
 __global__ void __launch_bounds__(threads, 1) attend_decode_kernel(const AttendArgs a) {
   __shared__ float q[heads][dim];
   __shared__ float p[heads][tile];
@@ -53,16 +54,17 @@ __global__ void __launch_bounds__(threads, 1) attend_decode_kernel(const AttendA
               width +
           kv_head * dim;
     __syncthreads();
-    constexpr int line = 32;  // floats
-    prefetch(a.values + at[threadIdx.x / (dim / line)] + threadIdx.x % (dim / line) * line);
+    constexpr int line = 128 / ValueBytes;  // cells
+    if (threadIdx.x < tile * dim / line)
+      prefetch(a.values.data +
+               ValueBytes * (at[threadIdx.x / (dim / line)] + threadIdx.x % (dim / line) * line));
 
     float4 k[keys_of_warp][2];
 #pragma unroll
     for (int j = 0; j < keys_of_warp; ++j) {
-      const auto* row =
-          reinterpret_cast<const float4*>(a.keys + at[warp_id() * keys_of_warp + j]) + lane_id();
-      k[j][0] = row[0];
-      k[j][1] = row[32];
+      const std::int64_t row = at[warp_id() * keys_of_warp + j] + 4 * lane_id();
+      k[j][0] = a.keys.load4<KeyBytes>(row);
+      k[j][1] = a.keys.load4<KeyBytes>(row + dim / 2);
     }
 #pragma unroll
     for (int h0 = 0; h0 < heads; h0 += 4) {
@@ -91,7 +93,8 @@ __global__ void __launch_bounds__(threads, 1) attend_decode_kernel(const AttendA
 
     float v[tile / 2];  // of this half's keys
 #pragma unroll
-    for (int j = 0; j < tile / 2; ++j) v[j] = a.values[at[half * (tile / 2) + j] + d];
+    for (int j = 0; j < tile / 2; ++j)
+      v[j] = a.values.load<ValueBytes>(at[half * (tile / 2) + j] + d);
     if (warp_id() < heads) {
       const int h = warp_id();
       const float s0 = p[h][lane_id()], s1 = p[h][lane_id() + 32], before = top[h];
@@ -189,7 +192,9 @@ __global__ void __launch_bounds__(dim) merge_decode_kernel(const AttendArgs a) {
 
 void attend_decode(const AttendArgs& a, std::int64_t rows, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(rows * a.kv_heads), most_parts);
-  launch(attend_decode_kernel, grid, threads, 0, stream, a);
+  with_cell_bytes(a.keys, a.values, [&]<int KeyBytes, int ValueBytes>() {
+    launch(attend_decode_kernel<KeyBytes, ValueBytes>, grid, threads, 0, stream, a);
+  });
   launch(merge_decode_kernel, static_cast<unsigned>(rows * a.heads), dim, 0, stream, a);
 }
 

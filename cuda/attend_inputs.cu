@@ -1,6 +1,7 @@
 // Queries, keys and values of attention and its indexer, normed, rotated and stored. A warp per
 // head of a token; one more takes the token's part in the indexer's block keys.
 #include "cuda/check.h"
+#include "cuda/common/cells.cuh"
 #include "cuda/common/math.cuh"
 #include "cuda/common/reduce.cuh"
 #include "cuda/common/rope.cuh"
@@ -16,7 +17,8 @@ struct InputsArgs {
   StepView step;
   const float *qg, *k, *v, *index_q, *index_raw, *rope;
   const float *q_norm, *k_norm, *index_q_norm, *index_k_norm;
-  float *q, *index_q_out, *keys, *values, *index_keys;
+  float *q, *index_q_out, *index_keys;
+  Cells keys, values;
   std::int64_t state;
   int rows, heads, kv_heads, dim, rotary_dim, index_heads, index_dim, ratio;
   double theta;
@@ -94,19 +96,21 @@ __global__ void __launch_bounds__(32 * warps) attend_inputs_kernel(const InputsA
   };
   if (k_part < 0)
     return norm_rope(row(a.qg, a.heads, part, 2 * dim), w, table, dim, a.rotary_dim, a.eps,
-                     row(a.q, a.heads, part, dim));
-  if (v_part < 0)
+                     Into{row(a.q, a.heads, part, dim)});
+  if (v_part < 0) {
+    const std::int64_t to = (slot * a.kv_heads + k_part) * dim;
     return norm_rope(row(a.k, a.kv_heads, k_part, dim), w, table, dim, a.rotary_dim, a.eps,
-                     a.keys + (slot * a.kv_heads + k_part) * dim);
+                     [&](int d, float y) { a.keys.store(to + d, y); });
+  }
   if (index_part < 0) {
     const float* from = row(a.v, a.kv_heads, v_part, dim);
-    float* to = a.values + (slot * a.kv_heads + v_part) * dim;
-    for (int d = lane_id(); d < dim; d += 32) to[d] = from[d];
+    const std::int64_t to = (slot * a.kv_heads + v_part) * dim;
+    for (int d = lane_id(); d < dim; d += 32) a.values.store(to + d, from[d]);
     return;
   }
   if (index_part == a.index_heads) return index_keys(a, chunk, t);
   norm_rope(row(a.index_q, a.index_heads, index_part, dim), w, table, dim, a.rotary_dim, a.eps,
-            row(a.index_q_out, a.index_heads, index_part, dim));
+            Into{row(a.index_q_out, a.index_heads, index_part, dim)});
 }
 
 }  // namespace
@@ -129,9 +133,9 @@ void run(const AttendInputs& op, const Context& c) {
                      indexed ? c.vector(op.index_k_norm) : nullptr,
                      c.f32(op.q),
                      indexed ? c.f32(op.normed_index_q) : nullptr,
-                     reinterpret_cast<float*>(kv.k),
-                     reinterpret_cast<float*>(kv.v),
                      kv.index,
+                     {kv.k, c.types.k},
+                     {kv.v, c.types.v},
                      op.state,
                      static_cast<int>(rows),
                      static_cast<int>(op.heads),

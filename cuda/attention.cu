@@ -42,7 +42,7 @@ struct Running {
 
 // Heads: query heads of a block, the rest of a large group goes to other blocks.
 // grid (T * kv heads, parts, head groups)
-template <int Heads, int Threads>
+template <int Heads, int Threads, int KeyBytes, int ValueBytes>
 __global__ void __launch_bounds__(Threads) attend_kernel(const AttendArgs a) {
   begin();
   extern __shared__ float queries[];  // [Heads][dim], then zeros
@@ -93,7 +93,8 @@ __global__ void __launch_bounds__(Threads) attend_kernel(const AttendArgs a) {
           for (int i = lane_id(); i < a.dim; i += 32) {
             float k[keys_of_warp];
 #pragma unroll
-            for (int j = 0; j < keys_of_warp; ++j) k[j] = a.keys[at[w * keys_of_warp + j] + i];
+            for (int j = 0; j < keys_of_warp; ++j)
+              k[j] = a.keys.load<KeyBytes>(at[w * keys_of_warp + j] + i);
 #pragma unroll
             for (int h = 0; h < heads_at_once; ++h) {
               const float q = queries[(h0 + h) * a.dim + i];
@@ -131,7 +132,7 @@ __global__ void __launch_bounds__(Threads) attend_kernel(const AttendArgs a) {
       for (int j = 0; j < tile; j += 4) {
         float v[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) v[i] = a.values[at[j + i] + d];
+        for (int i = 0; i < 4; ++i) v[i] = a.values.load<ValueBytes>(at[j + i] + d);
 #pragma unroll
         for (int h = 0; h < Heads; ++h)
 #pragma unroll
@@ -188,14 +189,16 @@ void launch_attend(const AttendArgs& a, std::int64_t rows, cudaStream_t stream) 
     if (a.dim > Threads) return launch_attend<Heads, most_dim>(a, rows, stream);
   const dim3 grid(static_cast<unsigned>(rows * a.kv_heads), static_cast<unsigned>(a.n_blocks),
                   static_cast<unsigned>(div_up(a.heads / a.kv_heads, Heads)));
-  const auto kernel = attend_kernel<Heads, Threads>;
   const std::size_t shared = sizeof(float) * Heads * static_cast<std::size_t>(a.dim);
-  constexpr std::size_t always_allowed = 32 * 1024;  // beside the static part
-  if (shared > always_allowed)
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(shared)),
-          "cudaFuncSetAttribute");
-  launch(kernel, grid, Threads, shared, stream, a);
+  with_cell_bytes(a.keys, a.values, [&]<int KeyBytes, int ValueBytes>() {
+    const auto kernel = attend_kernel<Heads, Threads, KeyBytes, ValueBytes>;
+    constexpr std::size_t always_allowed = 32 * 1024;  // beside the static part
+    if (shared > always_allowed)
+      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(shared)),
+            "cudaFuncSetAttribute");
+    launch(kernel, grid, Threads, shared, stream, a);
+  });
 }
 
 }  // namespace
@@ -216,8 +219,8 @@ void run(const Attend& op, const Context& c) {
   const AttendArgs a{c.step,
                      c.f32(op.q),
                      c.f32(op.qg),
-                     reinterpret_cast<const float*>(kv.k),
-                     reinterpret_cast<const float*>(kv.v),
+                     {kv.k, c.types.k},
+                     {kv.v, c.types.v},
                      op.selected ? c.i32(op.selected) : nullptr,
                      parts,
                      parts + rows * op.heads * n_blocks * op.dim,

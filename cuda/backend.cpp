@@ -36,7 +36,7 @@ class CudaBackend final : public Backend {
   }
 
   BackendInfo info() const override {
-    BackendInfo info{"cuda", detail_, {DType::f32}};
+    BackendInfo info{"cuda", detail_, {DType::f32, DType::f16, DType::bf16}};
     if (shared_->options.graphs)
       info.buckets = {1, 2, 4, 8, 16, 24, 32, 48, cuda::most_captured_rows};
     return info;

@@ -111,6 +111,7 @@ struct Context {
   std::int64_t most_chunks = 0;       // grid size of ops that run by chunk
   bool one_row_chunks = false;        // a decode step: row i is chunk i, or padding
   const KvLayer* kv = nullptr;        // [attention layers], device pointers
+  CacheTypes types;                   // of kv
   std::span<const TableRows> tables;  // of this step
   std::int64_t context = 0;           // the longest sequence in tokens
   bool batch_invariant = false;       // see CudaOptions

@@ -128,6 +128,7 @@ class CudaExecutable final : public Executable {
     c_.most_chunks = shared_->step.chunks();
     c_.one_row_chunks = shared_->step.one_row_chunks();
     c_.kv = memory.kv.data();
+    c_.types = memory.types;
     c_.tables = shared_->step.tables();
     c_.context = context_;
     c_.batch_invariant = shared_->options.batch_invariant;

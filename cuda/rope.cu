@@ -1,5 +1,6 @@
 // Rotation table, norm and rotation of heads, and the cache of keys and values.
 #include "cuda/check.h"
+#include "cuda/common/cells.cuh"
 #include "cuda/common/math.cuh"
 #include "cuda/common/reduce.cuh"
 #include "cuda/common/rope.cuh"
@@ -30,12 +31,12 @@ __global__ void __launch_bounds__(block_threads)
   const std::int64_t head = blockIdx.x * static_cast<std::int64_t>(block_threads / 32) + warp_id();
   if (head >= all_heads) return;
   norm_rope(x + head * stride, w, rope + head / heads * rotary_dim, dim, rotary_dim, eps,
-            y + head * dim);
+            Into{y + head * dim});
 }
 
 // A block per token.
 __global__ void __launch_bounds__(block_threads)
-    kv_store_kernel(const StepView step, const float* k, const float* v, float* keys, float* values,
+    kv_store_kernel(const StepView step, const float* k, const float* v, Cells keys, Cells values,
                     std::int64_t width) {
   begin();
   const std::int64_t t = blockIdx.x;
@@ -43,8 +44,8 @@ __global__ void __launch_bounds__(block_threads)
   if (chunk.padding()) return;
   const std::int64_t to = step.slot(chunk, chunk.position + t - chunk.row) * width;
   for (std::int64_t i = threadIdx.x; i < width; i += block_threads) {
-    keys[to + i] = k[t * width + i];
-    values[to + i] = v[t * width + i];
+    keys.store(to + i, k[t * width + i]);
+    values.store(to + i, v[t * width + i]);
   }
 }
 
@@ -71,7 +72,7 @@ void run(const KvStore& op, const Context& c) {
   if (rows == 0) return;
   const KvLayer& kv = c.kv[op.layer];
   launch(kv_store_kernel, rows, block_threads, 0, c.stream, c.step, c.f32(op.k), c.f32(op.v),
-         reinterpret_cast<float*>(kv.k), reinterpret_cast<float*>(kv.v), op.width);
+         Cells{kv.k, c.types.k}, Cells{kv.v, c.types.v}, op.width);
 }
 
 }  // namespace imp::cuda

@@ -14,18 +14,25 @@ __device__ __forceinline__ float rope_angle(std::int64_t position, int j, int di
   return static_cast<float>(position) * frequency;
 }
 
-// A warp: y[0..dim) = rope(x / rms(x) * w); table: cosines and sines of the position.
+struct Into {
+  float* y;
+  __device__ __forceinline__ void operator()(int i, float v) const { y[i] = v; }
+};
+
+// A warp: put(i, y[i]) for y[0..dim) = rope(x / rms(x) * w); table: cosines and sines of the
+// position.
+template <class Put>
 __device__ __forceinline__ void norm_rope(const float* x, const float* w, const float* table,
-                                          int dim, int rotary_dim, float eps, float* y) {
+                                          int dim, int rotary_dim, float eps, Put put) {
   const float r = rms_factor(x, dim, eps);
   const int half = rotary_dim / 2;
   for (int i = lane_id(); i < half; i += 32) {
     const float a = x[i] * r * w[i], b = x[half + i] * r * w[half + i];
     const float cos = table[i], sin = table[half + i];
-    y[i] = a * cos - b * sin;
-    y[half + i] = b * cos + a * sin;
+    put(i, a * cos - b * sin);
+    put(half + i, b * cos + a * sin);
   }
-  for (int i = 2 * half + lane_id(); i < dim; i += 32) y[i] = x[i] * r * w[i];
+  for (int i = 2 * half + lane_id(); i < dim; i += 32) put(i, x[i] * r * w[i]);
 }
 
 }  // namespace imp::cuda

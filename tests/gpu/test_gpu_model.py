@@ -199,8 +199,28 @@ def test_auto_is_cuda_where_the_weights_fit(cuda: None) -> None:
     assert device == "cpu" and why.startswith("on the CPU: ")
 
 
+@pytest.mark.parametrize("name", ["base", "prose"])
+@pytest.mark.parametrize("types", [("f16", "f16"), ("bf16", "bf16"), ("f16", "f32")])
+def test_cache_types_follow_the_cpu(pair: Pair, name: str, types: tuple[str, str]) -> None:
+    """In pieces of 100 and then one by one."""
+    cpu, cuda = pair(name)
+    tokens = tokens_of(cpu, 130)
+    options = {"cache_type_k": types[0], "cache_type_v": types[1]}
+    found = []
+    for model in (cpu, cuda):
+        with Session(model, n_ctx=130, poison=True, **options) as session:  # type: ignore[arg-type]
+            with session.open() as seq:
+                first = seq.extend(tokens[:100], outputs="all").copy()
+                rest = [seq.extend(tokens[i : i + 1]).copy() for i in range(100, 130)]
+                found.append(np.concatenate([first, *rest]))
+    worst = kl(*found).max()
+    assert worst <= KL_TOLERANCE, worst
+
+
 def test_cache_types_that_cuda_lacks(pair: Pair) -> None:
     cuda = pair("base")[1]
     for option in ("cache_type_k", "cache_type_v"):
-        with pytest.raises(ImpError, match="^cuda: cache type q8_0 is not supported, only f32$"):
+        with pytest.raises(
+            ImpError, match="^cuda: cache type q8_0 is not supported, only f32, f16, bf16$"
+        ):
             Session(cuda, n_ctx=16, **{option: "q8_0"})  # type: ignore[arg-type]

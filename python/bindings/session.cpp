@@ -6,12 +6,14 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <atomic>
 #include <cstring>
 #include <optional>
 #include <span>
+#include <variant>
 
 #include "cpp/core/error.h"
 #include "cpp/memory/cache_types.h"
@@ -408,12 +410,13 @@ void bind_session(nb::module_& m) {
                 choices = unwrap(x.choose(step, all));
               });
             }
-            nb::list out;
+            std::vector<std::variant<std::int32_t, LogitsRow>> out;
             for (imp::Choice& c : choices)
-              out.append(c.token >= 0
-                             ? nb::cast(c.token)
-                             : nb::cast(LogitsRow(c.logits.data, {static_cast<std::size_t>(vocab)},
-                                                  owner(std::move(c.logits.memory)))));
+              if (c.token >= 0)
+                out.emplace_back(c.token);
+              else
+                out.emplace_back(LogitsRow(c.logits.data, {static_cast<std::size_t>(vocab)},
+                                           owner(std::move(c.logits.memory))));
             return out;
           },
           nb::arg("requests").noconvert(), nb::arg("draws"),

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "cpp/core/error.h"
+#include "cpp/model/synthetic_words.h"
 
 namespace imp::cuda {
 namespace {
@@ -31,6 +32,14 @@ std::int64_t covered_rows(const StepInputs& s) {
 std::int64_t page_count(const Chunk& c, std::int64_t page_tokens) {
   if (page_tokens == 0 || c.pages == nullptr) return 0;
   return (c.position + c.rows + page_tokens - 1) / page_tokens;
+}
+
+void copy_row(const Weight& w, std::int32_t row, std::byte* to) {
+  const std::size_t at = static_cast<std::size_t>(row) * w.row_bytes;
+  if (w.seed == 0)
+    std::memcpy(to, w.data + at, w.row_bytes);
+  else
+    synthetic_words(w.dtype, w.seed, w.cols, at / 4, w.row_bytes / 4, to);
 }
 
 }  // namespace
@@ -136,7 +145,7 @@ void StepBlock::upload(const StepInputs& s, const StepMemory& memory,
     const Weight& w = *tables[i].table;
     std::byte* to = h + table_at[i];
     for (const std::int32_t row : row_ids(tables[i])) {
-      std::memcpy(to, w.data + static_cast<std::size_t>(row) * w.row_bytes, w.row_bytes);
+      copy_row(w, row, to);
       to += w.row_bytes;
     }
   }

@@ -240,11 +240,13 @@ class Loader {
                   "convert again, or "
                   "give the value as ngram_scale"));
     }
-    if (!m_.file_->files().empty())  // else it is in memory
-      m_.file_->files()[static_cast<std::size_t>(t->shard)]->advise(
-          t->file_offset, t->n_bytes, gguf::MappedFile::Advice::random);
     m_.table_bytes_ += t->n_bytes;
-    m_.tables_.push_back({w, t});
+    m_.tables_.push_back({w, t->n_bytes, {}});
+    if (!m_.file_->files().empty()) {  // else it is in memory
+      m_.tables_.back().file = m_.file_->files()[static_cast<std::size_t>(t->shard)];
+      m_.tables_.back().offset = t->file_offset;
+      m_.tables_.back().file->advise(t->file_offset, t->n_bytes, gguf::MappedFile::Advice::random);
+    }
     m_.weights_.emplace(spec.name, w);
   }
 
@@ -323,16 +325,14 @@ void Model::prefetch(std::size_t begin, std::size_t end) const {
 }
 
 void Model::prefetch_rows(const std::vector<std::vector<std::int32_t>>& rows) const {
-  if (file_->files().empty()) return;
   constexpr std::size_t worth_asking = std::size_t{256}
                                        << 20;  // bytes; smaller tables stay in the page cache
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    const auto& [weight, info] = tables_[i];
-    if (info->n_bytes < worth_asking) continue;
-    const gguf::MappedFile& file = *file_->files()[static_cast<std::size_t>(info->shard)];
+    const Table& t = tables_[i];
+    if (t.file == nullptr || t.bytes < worth_asking) continue;
     for (const std::int32_t row : rows[i])
-      file.advise(info->file_offset + static_cast<std::size_t>(row) * weight.row_bytes,
-                  weight.row_bytes, gguf::MappedFile::Advice::will_need);
+      t.file->advise(t.offset + static_cast<std::size_t>(row) * t.weight.row_bytes,
+                     t.weight.row_bytes, gguf::MappedFile::Advice::will_need);
   }
 }
 

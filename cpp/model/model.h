@@ -55,7 +55,8 @@ class Model {
 
  private:
   friend class Loader;
-  friend std::shared_ptr<const Model> make_synthetic(const std::string& spec, bool on_host);
+  friend std::shared_ptr<const Model> make_synthetic(const std::string& spec, bool on_host,
+                                                     const std::string& table_file);
   std::shared_ptr<const void> memory_;
   std::shared_ptr<const gguf::Gguf> file_;
   const Arch* arch_ = nullptr;
@@ -69,7 +70,9 @@ class Model {
   std::vector<const gguf::TensorInfo*> resident_;
   struct Table {
     Weight weight;
-    const gguf::TensorInfo* info;
+    std::size_t bytes;
+    std::shared_ptr<const gguf::MappedFile> file;  // absent: in memory
+    std::size_t offset = 0;                        // in the file
   };
   std::vector<Table> tables_;  // one per n-gram layer
   std::size_t resident_bytes_ = 0;

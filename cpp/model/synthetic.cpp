@@ -2,17 +2,26 @@
 // reads it. The loader binds and checks it like any file.
 #include "cpp/model/synthetic.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <map>
 #include <span>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "cpp/core/buffer.h"
 #include "cpp/core/error.h"
 #include "cpp/core/sysinfo.h"
+#include "cpp/core/threads.h"
 #include "cpp/model/synthetic_words.h"
 
 namespace imp {
@@ -49,7 +58,8 @@ Shape read_spec(const std::string& spec) {
     const std::size_t equals = item.find('=');
     if (item.substr(0, equals) == "dense" && equals != std::string_view::npos) {
       const std::string_view type = item.substr(equals + 1);
-      if (type != "bf16" && type != "q8_0") bad(str("dense is '", type, "', bf16 or q8_0 is needed"));
+      if (type != "bf16" && type != "q8_0")
+        bad(str("dense is '", type, "', bf16 or q8_0 is needed"));
       s.dense = type == "bf16" ? DType::bf16 : DType::q8_0;
       continue;
     }
@@ -136,7 +146,7 @@ struct Item {
   std::vector<std::int64_t> dims;
   DType type;
   Rule rule;
-  bool rows = false;  // of which steps read single rows
+  Role role = Role::vector;
   std::size_t offset = 0;
 
   std::int64_t elements() const {
@@ -172,7 +182,7 @@ std::vector<Item> items_of(const std::vector<TensorSpec>& specs, DType dense) {
         break;
       case Role::matrix:
       case Role::embedding:
-        items.push_back({spec.name, spec.dims, dense, {}, spec.role == Role::embedding});
+        items.push_back({spec.name, spec.dims, dense, {}, spec.role});
         break;
       case Role::experts:
         items.push_back({spec.name, spec.dims, DType::nvfp4, {}});
@@ -180,7 +190,7 @@ std::vector<Item> items_of(const std::vector<TensorSpec>& specs, DType dense) {
                  1 / (code_rms * std::sqrt(static_cast<float>(spec.dims[0]))));
         break;
       case Role::table:
-        items.push_back({spec.name + "_e4m3", spec.dims, DType::i8, {}, true});
+        items.push_back({spec.name + "_e4m3", spec.dims, DType::i8, {}, spec.role});
         constant(scale_name(spec.name), 1, 0.02f);
     }
   }
@@ -252,6 +262,12 @@ std::uint64_t seed_of(std::string_view name, std::int64_t seed) {
   return h | 1;  // 0 means that the bytes are there
 }
 
+// Words [first, first + n) of a tensor without a rule.
+void fill_words(const Item& item, std::uint64_t seed, std::size_t first, std::size_t n,
+                std::byte* to) {
+  synthetic_words(item.type, seed, item.dims[0], first, n, to);
+}
+
 void fill(const Item& item, std::uint64_t seed, std::byte* to) {
   if (item.rule) {
     auto* values = reinterpret_cast<float*>(to);
@@ -263,17 +279,61 @@ void fill(const Item& item, std::uint64_t seed, std::byte* to) {
     }
     return;
   }
-  const std::size_t words = item.bytes() / 4;
-  const float amplitude = synthetic_amplitude(item.dims[0]);
-  for (std::size_t i = 0; i < words; ++i) {
-    const std::uint32_t w = synthetic_word(item.type, seed, amplitude, i);
-    std::memcpy(to + 4 * i, &w, 4);
+  fill_words(item, seed, 0, item.bytes() / 4, to);
+}
+
+[[noreturn]] void refuse(const std::string& path) {
+  fail(ErrorCode::io, str("cannot write ", path, ": ", std::strerror(errno)));
+}
+
+void write_table(const Item& item, std::uint64_t seed, const std::string& path) {
+  constexpr std::size_t part_bytes = std::size_t{4} << 20;
+  const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (file < 0) refuse(path);
+  const std::shared_ptr<void> closing(nullptr, [file](void*) { ::close(file); });
+  ThreadPool team(std::clamp(usable_processors(), 1, 16));
+  const std::size_t bytes = item.bytes();
+  team.parallel_for(
+      static_cast<std::int64_t>((bytes + part_bytes - 1) / part_bytes), [&](std::int64_t i, int) {
+        const std::size_t first = static_cast<std::size_t>(i) * part_bytes,
+                          size = std::min(part_bytes, bytes - first);
+        std::vector<std::byte> part(size);
+        fill_words(item, seed, first / 4, size / 4, part.data());
+        for (std::size_t done = 0; done < size;) {
+          const ssize_t n =
+              ::pwrite(file, part.data() + done, size - done, static_cast<off_t>(first + done));
+          if (n < 0) refuse(path);
+          done += static_cast<std::size_t>(n);
+        }
+      });
+}
+
+std::shared_ptr<const gguf::MappedFile> map_table(const Item& item, std::uint64_t seed,
+                                                  const std::string& path) {
+  if (::access(path.c_str(), F_OK) != 0) {
+    const std::string partial = path + ".partial";
+    write_table(item, seed, partial);
+    if (std::rename(partial.c_str(), path.c_str()) != 0) refuse(path);
   }
+  auto file = gguf::MappedFile::open(path);
+  const std::span<const std::byte> held = file->bytes();
+  if (held.size() != item.bytes())
+    fail(ErrorCode::invalid_argument,
+         str(path, " has ", held.size(), " bytes, the n-gram table ", item.bytes()));
+  std::vector<std::byte> row(static_cast<std::size_t>(item.dims[0]));
+  for (const std::size_t first : {std::size_t{0}, item.bytes() - row.size()}) {
+    fill_words(item, seed, first / 4, row.size() / 4, row.data());
+    if (std::memcmp(row.data(), held.data() + first, row.size()) != 0)
+      fail(ErrorCode::invalid_argument, str(path, " holds the n-gram table of another model"));
+  }
+  file->advise(0, held.size(), gguf::MappedFile::Advice::random);
+  return file;
 }
 
 }  // namespace
 
-std::shared_ptr<const Model> make_synthetic(const std::string& spec, bool on_host) {
+std::shared_ptr<const Model> make_synthetic(const std::string& spec, bool on_host,
+                                            const std::string& table_file) {
   const Shape shape = read_spec(spec);
   const gguf::KeyValues keys = flash_next(shape);
   const Arch& arch = *find_arch("qwen4exp");
@@ -281,7 +341,10 @@ std::shared_ptr<const Model> make_synthetic(const std::string& spec, bool on_hos
   const Image image(keys, items);
 
   std::size_t needed = 0;
-  const auto here = [on_host](const Item& i) { return on_host || i.rule || i.rows; };
+  const auto in_file = [&](const Item& i) { return i.role == Role::table && !table_file.empty(); };
+  const auto here = [&](const Item& i) {
+    return (on_host || i.rule || i.role == Role::table) && !in_file(i);
+  };
   for (const Item& item : items)
     if (here(item)) needed += item.bytes();
   const MemoryInfo memory = memory_info();
@@ -300,9 +363,20 @@ std::shared_ptr<const Model> make_synthetic(const std::string& spec, bool on_hos
   auto model = Model::bind(gguf::Gguf::parse({arena->data(), image.total()}, name), arena, {});
   model->notes_.push_back("weights: synthetic");
   model->synthetic_seed_ = shape.seed;
+  if (!table_file.empty()) {
+    if (model->tables_.empty())
+      fail(ErrorCode::invalid_argument, str(name, " has no n-gram table for ", table_file));
+    const Item& item = *std::ranges::find_if(items, in_file);
+    Model::Table& table = model->tables_.front();
+    table.file = map_table(item, seed_of(item.name, shape.seed), table_file);
+    const std::byte* was = std::exchange(table.weight.data, table.file->bytes().data());
+    for (auto& [_, w] : model->weights_)
+      if (w.data == was) w.data = table.weight.data;
+    model->notes_.push_back(str("n-gram table: ", table.bytes, " bytes of ", table_file));
+  }
   if (on_host) return model;
   for (const Item& item : items) {
-    if (here(item)) continue;
+    if (here(item) || in_file(item)) continue;
     const std::uint64_t seed = seed_of(item.name, shape.seed);
     if (const auto w = model->weights_.find(item.name); w != model->weights_.end())
       w->second.seed = seed;

@@ -14,8 +14,11 @@ namespace imp {
 // that is not a router or an expert.
 //
 // Without `on_host`, weights that a step may touch exist by their seed alone (Weight::seed), and a
-// backend makes them where it keeps them; with it they are in host memory. Fails with
-// invalid_argument for a spec that it cannot read, out_of_memory with both numbers.
-std::shared_ptr<const Model> make_synthetic(const std::string& spec, bool on_host);
+// backend makes them where it keeps them; with it they are in host memory. With a `table_file` the
+// n-gram table has the same bytes, but is mapped from that file, as a GGUF's is; a file that does
+// not exist is written. Fails with invalid_argument for a spec that it cannot read or a file of
+// other contents, out_of_memory with both numbers, io with the system's reason.
+std::shared_ptr<const Model> make_synthetic(const std::string& spec, bool on_host,
+                                            const std::string& table_file = "");
 
 }  // namespace imp

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -71,6 +72,16 @@ IMP_HOST_DEVICE inline std::uint32_t synthetic_word(DType type, std::uint64_t se
       return i % 9 == 0 ? (bits & 0x0f0f0f0fu) | 0x30303030u : bits;
     default:
       return bits & 0xbfbfbfbfu;  // E4M3 up to 1.875
+  }
+}
+
+// Words [first, first + n) of a tensor with `cols` inputs, on the host.
+inline void synthetic_words(DType type, std::uint64_t seed, std::int64_t cols, std::size_t first,
+                            std::size_t n, std::byte* to) {
+  const float amplitude = synthetic_amplitude(cols);
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::uint32_t w = synthetic_word(type, seed, amplitude, first + i);
+    std::memcpy(to + 4 * i, &w, 4);
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/filesystem.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
@@ -194,12 +195,17 @@ void bind_model(nb::module_& m) {
           nb::arg("path"), nb::arg("ngram_scale") = 0.0f, nb::call_guard<nb::gil_scoped_release>())
       .def_static(
           "synthetic",
-          [](const std::string& spec, bool on_host) {
-            return std::const_pointer_cast<imp::Model>(imp::make_synthetic(spec, on_host));
+          [](const std::string& spec, bool on_host,
+             const std::optional<std::filesystem::path>& table) {
+            return std::const_pointer_cast<imp::Model>(
+                imp::make_synthetic(spec, on_host, table ? table->string() : ""));
           },
-          nb::arg("spec"), nb::arg("on_host"), nb::call_guard<nb::gil_scoped_release>(),
+          nb::sig("def synthetic(spec: str, on_host: bool, "
+                  "table_file: str | os.PathLike[str] | None = None) -> Model"),
+          nb::arg("spec"), nb::arg("on_host"), nb::arg("table_file") = nb::none(),
+          nb::call_guard<nb::gil_scoped_release>(),
           "Random weights of a released shape, such as 'flash-next:layers=4,experts=64'. Without "
-          "on_host most of them exist on the device alone.")
+          "on_host most of them exist on the device alone; the n-gram table can be in a file.")
       .def_prop_ro("path", [](const imp::Model& x) { return x.path(); })
       .def_prop_ro(
           "gguf", [](const imp::Model& x) -> const imp::gguf::Gguf& { return x.file(); },

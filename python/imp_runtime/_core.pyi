@@ -102,7 +102,9 @@ class Model:
     @staticmethod
     def load(path: str | os.PathLike[str], ngram_scale: float = 0.0) -> Model: ...
     @staticmethod
-    def synthetic(spec: str, on_host: bool) -> Model:
+    def synthetic(
+        spec: str, on_host: bool, table_file: str | os.PathLike[str] | None = None
+    ) -> Model:
         """Random weights of a released shape, such as flash-next:layers=4,experts=64."""
 
     @property
@@ -165,6 +167,7 @@ class Session:
         batch_invariant: bool = False,
         cache_tokens: int = 0,
         rollback_tokens: int = 0,
+        max_outputs: int = 0,
         cache_type_k: str = "f32",
         cache_type_v: str = "f32",
         routing: str = "model",

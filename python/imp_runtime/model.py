@@ -86,6 +86,7 @@ class Model:
         device: str = "auto",
         limits: Limits | None = None,
         routing: str = "model",
+        table_file: str | os.PathLike[str] | None = None,
     ) -> Model:
         """Random weights of a released shape, made in memory: for speeds and tests.
 
@@ -96,15 +97,22 @@ class Model:
             limits: as for load().
             routing: of its sessions, see Session: random weights route uniformly, "prose" like
                 text.
+            table_file: keeps the n-gram table, so that its rows come through the page cache as
+                those of a GGUF do; written if it does not exist, with the same numbers.
 
         Raises:
-            ImpError: a spec that cannot be read, too little memory, no such device, or a routing
-                that does not fit the shape.
+            ImpError: a spec that cannot be read, too little memory, no such device, a routing
+                that does not fit the shape, or a table file that cannot be written or is of
+                another model.
         """
+
+        def make(on_host: bool) -> _core.Model:
+            return _core.Model.synthetic(spec, on_host=on_host, table_file=table_file)
+
         on_host = device == "cpu"
-        model = cls(_core.Model.synthetic(spec, on_host=on_host), device, limits, routing)
+        model = cls(make(on_host), device, limits, routing)
         if model.device == "cpu" and not on_host:
-            model._core = _core.Model.synthetic(spec, on_host=True)
+            model._core = make(on_host=True)
         return model
 
     @property

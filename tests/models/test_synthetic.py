@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -12,9 +14,10 @@ from imp_runtime.session import Session
 SMALL = "flash-next:layers=4,experts=12,vocab=300,table=1600"
 
 
-def logits(spec: str) -> np.ndarray:
+def logits(spec: str, table_file: Path | None = None) -> np.ndarray:
     """float32 [9, 300] of 9 tokens"""
-    with Model.synthetic(spec, device="cpu") as model, Session(model, n_ctx=64) as session:
+    made = Model.synthetic(spec, device="cpu", table_file=table_file)
+    with made as model, Session(model, n_ctx=64) as session:
         return session.open().extend(np.arange(9, dtype=np.int32), outputs="all").copy()
 
 
@@ -28,6 +31,30 @@ def test_dense_weights_of_8_bits() -> None:
     bf16, q8_0 = logits(SMALL + ",dense=bf16"), logits(SMALL + ",dense=q8_0")
     assert bf16.tobytes() == logits(SMALL).tobytes() and not np.array_equal(bf16, q8_0)
     assert np.isfinite(q8_0).all() and 0.1 < q8_0.std() < 10
+
+
+def test_the_table_may_be_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "table"
+    want = logits(SMALL)
+    for _ in range(2):  # written, then read
+        assert logits(SMALL, file).tobytes() == want.tobytes()
+    assert [p.name for p in tmp_path.iterdir()] == ["table"]
+    assert file.stat().st_size == 1600 * 160
+    model = Model.synthetic(SMALL, device="cpu", table_file=file)
+    assert model.notes == ["weights: synthetic", f"n-gram table: 256000 bytes of {file}"]
+
+
+def test_table_files_that_do_not_fit(tmp_path: Path) -> None:
+    file = tmp_path / "table"
+    logits(SMALL, file)
+    for spec, path, message in (
+        (SMALL + ",seed=2", file, "table holds the n-gram table of another model"),
+        (SMALL.replace("1600", "1616"), file, "has 256000 bytes, the n-gram table 258560"),
+        (SMALL, tmp_path / "none" / "table", "cannot write .*: No such file"),
+        ("flash-next:layers=1,experts=12,vocab=300", file, "has no n-gram table for "),
+    ):
+        with pytest.raises(ImpError, match=message):
+            Model.synthetic(spec, device="cpu", table_file=path)
 
 
 def test_it_says_what_it_is() -> None:

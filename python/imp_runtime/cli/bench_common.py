@@ -61,7 +61,7 @@ def model_names(parsed: Parsed) -> list[str]:
     """Paths of -m, or the model of --synthetic.
 
     Raises:
-        FlagError: neither or both are given, or --routing for weights that have their own.
+        FlagError: neither or both are given, or what only --synthetic takes for a file.
     """
     given = parsed["model"]
     if given is not None and parsed["synthetic"] is not None:
@@ -72,6 +72,8 @@ def model_names(parsed: Parsed) -> list[str]:
         return [SYNTHETIC + parsed["synthetic"]]
     if parsed["routing"] is not None:
         raise FlagError("--routing is for --synthetic, a model's own router chooses its experts")
+    if parsed["ngram_file"] is not None:
+        raise FlagError("--ngram-file is for --synthetic, a model has its own table")
     return [given] if isinstance(given, str) else ",".join(given).split(",")
 
 
@@ -82,6 +84,7 @@ def load(path: str, parsed: Parsed) -> Model:
     options: dict[str, Any] = {"device": device(parsed), "limits": limits(parsed)}
     if path.startswith(SYNTHETIC):
         options["routing"] = parsed["routing"] or "prose"
+        options["table_file"] = parsed["ngram_file"]
         model = Model.synthetic(path.removeprefix(SYNTHETIC), **options)
     else:
         model = Model.load(path, **options)

@@ -25,6 +25,7 @@ _BOTH = [
     *PLACEMENT,
     flag("--synthetic SPEC", "random weights of a released shape, such as flash-next:layers=4"),
     flag("--routing NAME", "for --synthetic: prose (default), uniform, or recorded: trace:FILE"),
+    flag("--ngram-file FILE", "n-gram table of --synthetic, written if it does not exist"),
 ]
 
 _BATCHED = [

@@ -43,8 +43,8 @@ class CudaExecutable final : public Executable {
     if (shared_->options.expert_slots >= 0 && shared_->cached == nullptr)
       shared_->cached = std::make_unique<CachedExperts>(expert_layers(*graph_), shared_->options,
                                                         *shared_->weights, shared_->stream.get());
+    shared_->weights->add(*graph_, shared_->cached.get());
     for (const Node& node : graph_->nodes()) {
-      shared_->weights->add(node.op, shared_->cached.get());
       scratch_bytes_ = std::max(scratch_bytes_, node_scratch_bytes(*graph_, node.op, context_));
       if (std::holds_alternative<Feed>(node.op)) capturable_ = false;
     }

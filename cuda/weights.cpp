@@ -28,6 +28,19 @@ bool has_kernels(DType type) {
   }
 }
 
+// A unit past the end may be loaded, never used.
+std::size_t aligned(std::size_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
+
+// Of `parts` matrices, as upload() takes them.
+std::size_t packed_bytes(const Weight& w, std::int64_t parts) {
+  const std::size_t bytes = static_cast<std::size_t>(w.rows * parts) * w.row_bytes;
+  const BlockShape shape = block_shape(w.dtype);
+  if (shape.block_bytes == 0) return aligned(bytes);
+  const std::size_t blocks = bytes / shape.block_bytes;
+  return aligned(blocks * (shape.block_bytes - shape.scale_bytes)) +
+         aligned(blocks * shape.scale_bytes);
+}
+
 template <class Map>
 const auto& lookup(const Map& map, const void* key, const char* what) {
   const auto it = map.find(key);
@@ -40,10 +53,16 @@ using Lock = std::lock_guard<std::mutex>;
 }  // namespace
 
 std::byte* WeightStore::take(std::size_t bytes, const char* what) {
-  // A unit past the end may be loaded, never used.
-  blocks_.push_back(device_memory((bytes + alignment - 1) / alignment * alignment, what));
-  bytes_ += blocks_.back().size();
-  return blocks_.back().data();
+  bytes = aligned(bytes);
+  if (bytes > left_) {  // outside of add(Graph)
+    blocks_.push_back(device_memory(bytes, what));
+    bytes_ += bytes;
+    return blocks_.back().data();
+  }
+  std::byte* p = next_;
+  next_ += bytes;
+  left_ -= bytes;
+  return p;
 }
 
 std::shared_ptr<const ExpertStore> WeightStore::expert_store(const std::vector<ExpertLayer>& layers,
@@ -205,6 +224,10 @@ const float* WeightStore::vector(const Vector& v) const {
 
 namespace {
 
+const void* address(const Weight* w) { return w->data; }
+const void* address(const ExpertBank* b) { return b->expert.data; }
+const void* address(const Vector& v) { return v.data; }
+
 // Calls f with each weight that an op names.
 template <class F>
 struct Names {
@@ -250,14 +273,39 @@ struct Names {
 
 }  // namespace
 
-void WeightStore::add(const Op& op, const CachedExperts* cached) {
+std::size_t WeightStore::missing(const Weight* w) const {
+  return matrices_.contains(w->data) ? 0 : packed_bytes(*w, 1);
+}
+std::size_t WeightStore::missing(const ExpertBank* b) const {
+  if (experts_.contains(b->expert.data)) return 0;
+  const std::size_t factors = b->scales == nullptr ? 0 : missing(Vector{b->scales, b->experts});
+  return packed_bytes(b->expert, b->experts) + factors;
+}
+std::size_t WeightStore::missing(const Vector& v) const {
+  return vectors_.contains(v.data) ? 0 : aligned(static_cast<std::size_t>(v.size) * sizeof(float));
+}
+
+void WeightStore::add(const Graph& graph, const CachedExperts* cached) {
   const Lock lock(mutex_);
-  std::visit(Names{[&](const auto& w) {
-               if constexpr (std::is_same_v<decltype(w), const ExpertBank* const&>)
-                 if (cached != nullptr && cached->find(*w) != nullptr) return;
-               add(w);
-             }},
-             op);
+  const auto each = [&](auto f) {
+    const Names names{[&](const auto& w) {
+      if constexpr (std::is_same_v<decltype(w), const ExpertBank* const&>)
+        if (cached != nullptr && cached->find(*w) != nullptr) return;
+      f(w);
+    }};
+    for (const Node& node : graph.nodes()) std::visit(names, node.op);
+  };
+  std::unordered_map<const void*, std::size_t> needed;  // by host address
+  each([&](const auto& w) { needed[address(w)] = missing(w); });
+  std::size_t bytes = 0;
+  for (const auto& [data, size] : needed) bytes += size;
+  if (bytes == 0) return;
+  blocks_.push_back(device_memory(bytes, "the weights"));
+  bytes_ += bytes;
+  next_ = blocks_.back().data();
+  left_ = bytes;
+  each([this](const auto& w) { add(w); });
+  left_ = 0;
 }
 
 const Matrix& Context::matrix(const Weight* w) const { return weights->matrix(*w); }

@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "cpp/ops/all.h"
+#include "cpp/graph/graph.h"
 #include "cpp/runtime/backend.h"
 #include "cuda/cached_experts.h"
 #include "cuda/context.h"
@@ -37,10 +37,11 @@ namespace imp::cuda {
 // Any thread may call it; what add() has returned from can be read by every stream of the device.
 class WeightStore {
  public:
-  // Uploads whatever the op names and is not here yet, but the experts that `cached` (may be
-  // absent) has. Tables of which a step needs single rows stay on the host (host_tables). Fails
-  // with out_of_memory, or unsupported for a type without kernels.
-  void add(const Op&, const CachedExperts* cached);
+  // Uploads whatever the graph's ops name and is not here yet, but the experts that `cached` (may
+  // be absent) has, into one block: the driver rounds every allocation up to 2 MiB. Tables of which
+  // a step needs single rows stay on the host (host_tables). Fails with out_of_memory, or
+  // unsupported for a type without kernels.
+  void add(const Graph&, const CachedExperts* cached);
   // All experts of these layers on the host, once for all that hold it at the same time;
   // `ram_limit` counts when it is made. Fails (invalid_argument) if `verify` did not then.
   std::shared_ptr<const ExpertStore> expert_store(const std::vector<ExpertLayer>&,
@@ -57,6 +58,10 @@ class WeightStore {
   void add(const Weight*);
   void add(const ExpertBank*);
   void add(const Vector&);
+  // Bytes that add() would take; 0 for what is here.
+  std::size_t missing(const Weight*) const;
+  std::size_t missing(const ExpertBank*) const;
+  std::size_t missing(const Vector&) const;
   // `parts` matrices of `shape`, `stride` bytes apart on the host, compact on the device.
   Matrix upload(const Weight& shape, std::size_t parts, std::size_t stride, bool tiled = false);
   std::byte* take(std::size_t bytes, const char* what);
@@ -67,6 +72,8 @@ class WeightStore {
   std::vector<DeviceMemory> blocks_;
   std::weak_ptr<const ExpertStore> expert_store_;
   std::size_t bytes_ = 0;
+  std::byte* next_ = nullptr;  // of the block that is being filled
+  std::size_t left_ = 0;
   // By host address: a tensor that serves twice (tied output) is stored once.
   std::unordered_map<const void*, Matrix> matrices_;
   std::unordered_map<const void*, Experts> experts_;

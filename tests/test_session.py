@@ -58,6 +58,8 @@ def logits(session: Session, tokens: list[int]) -> np.ndarray:
         ({"max_seqs": 65537, "n_ctx": 16}, ["65537 sequences", "65536"]),
         ({"n_ubatch": 0}, ["steps of 0", "65536"]),
         ({"n_ubatch": 65537}, ["steps of 65537", "65536"]),
+        ({"max_outputs": -1}, ["logits of -1", "65536"]),
+        ({"max_outputs": 65537}, ["logits of 65537", "65536"]),
         ({"n_threads": -1}, ["-1 threads", "1024"]),
         ({"n_threads": 1025}, ["1025 threads", "1024"]),
         ({"kernels": "sse"}, ["'sse'", "generic"]),
@@ -162,6 +164,25 @@ def test_outputs(session: Session) -> None:
                 with pytest.raises(ImpError, match=str(bad)):
                     seq.extend(TEXT[:n], outputs=bad)  # type: ignore[arg-type]
                 assert seq.length == 0
+
+
+def test_few_outputs_take_more_steps(model: Model) -> None:
+    tokens = TEXT[:50]
+    with (
+        Session(model, n_ctx=64, n_ubatch=32) as usual,
+        Session(model, n_ctx=64, n_ubatch=32, max_outputs=3) as few,
+    ):
+        assert (usual.max_outputs, few.max_outputs) == (32, 3)
+        want = logits(usual, tokens)
+        np.testing.assert_array_equal(logits(few, tokens), want)
+        with few.open() as seq, usual.open() as other:
+            np.testing.assert_array_equal(seq.score(tokens), other.score(tokens))
+        ids = np.array(tokens, np.int32)
+        with few.open() as seq:
+            np.testing.assert_array_equal(few.core.step([(seq.id, ids[:20], 17)]), want[17:20])
+            with pytest.raises(ImpError, match="a step with logits of 4 tokens, at most 3"):
+                few.core.step([(seq.id, ids[20:40], 16)])
+            np.testing.assert_array_equal(few.core.step([(seq.id, ids[20:23], 0)]), want[20:23])
 
 
 def test_core_checks_for_itself(session: Session) -> None:

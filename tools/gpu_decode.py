@@ -116,6 +116,7 @@ def main() -> None:
     parser.add_argument("--kernels", type=int, default=14, help="lines of the breakdown")
     parser.add_argument("--slots", type=int, help="experts in device memory, others on the host")
     parser.add_argument("--vram-limit", help="as many slots as such a card has, as 32GiB")
+    parser.add_argument("--ngram-file", help="n-gram table, written if it does not exist")
     parser.add_argument("--policy", default=USUAL_EXPERT_POLICY)
     parser.add_argument("--routing", default="model", help="or prose, uniform, trace:FILE")
     parser.add_argument("--tokens", type=int, default=STEPS, help="measured steps of a batch size")
@@ -124,12 +125,15 @@ def main() -> None:
     begin = time.perf_counter()
     limit = None if args.vram_limit is None else parse_bytes(args.vram_limit, "--vram-limit")
     limits = Limits(vram_bytes=limit, expert_policy=args.policy)
-    model = Model.synthetic(args.synthetic, device="cuda", limits=limits)
+    model = Model.synthetic(
+        args.synthetic, device="cuda", limits=limits, table_file=args.ngram_file
+    )
     prompt = np.random.RandomState(1).randint(0, model.vocab_size, args.context).astype(np.int32)
     room = args.context + len(counts) * (3 * (WARM_UP + args.tokens) + TRACED) + 16
     options = {"expert_slots": args.slots, "expert_policy": args.policy, "routing": args.routing}
     options["batch_invariant"] = args.batch_invariant
-    with Session(model, n_ctx=room, max_seqs=max(counts), **options) as session:
+    most = max(counts)
+    with Session(model, n_ctx=room, max_seqs=most, max_outputs=most, **options) as session:
         batch = Batch(session, prompt, max(counts))
         print(f"{args.synthetic}, {', '.join(model.notes)}; {session.backend}")
         s = session.expert_stats()

@@ -54,6 +54,8 @@ std::int64_t choose_context(const Model& model, const Backend& backend, const Se
           str("a cache of ", o.cache_tokens, " tokens; imp takes 1 to ", max_ctx));
   require(o.rollback_tokens >= 0 && o.rollback_tokens <= max_rollback,
           str("rollback of ", o.rollback_tokens, " tokens; imp takes 0 to ", max_rollback));
+  require(o.max_outputs >= 0 && o.max_outputs <= max_ubatch,
+          str("logits of ", o.max_outputs, " tokens a step; imp takes 0 to ", max_ubatch));
   const MemoryCost cost = memory_cost(h, o.cache_types);
   const MemoryInfo memory = memory_info();
   const auto bytes = [&](std::int64_t context) {
@@ -165,6 +167,9 @@ void Session::check(std::span<const StepRequest> requests) {
   }
   require(total > 0 && total <= options_.n_ubatch,
           str("a step of ", total, " tokens, at most ", options_.n_ubatch));
+  const std::int64_t outputs = shape_of(requests).outputs;
+  require(options_.max_outputs == 0 || outputs <= options_.max_outputs,
+          str("a step with logits of ", outputs, " tokens, at most ", options_.max_outputs));
 }
 
 void Session::pack(std::span<const StepRequest> requests, std::span<const Draw> draws) {

@@ -30,6 +30,7 @@ struct SessionOptions {
   // Tokens of cache for all sequences together; 0 = a full context for each, one_context = one.
   std::int64_t cache_tokens = 0;
   std::int64_t rollback_tokens = 0;  // that truncate() can take back; 0 = none
+  std::int64_t max_outputs = 0;      // rows of a step that want logits at most; 0 = all
   CacheTypes cache_types;
   // Fills ids [rows, k] of a layer, once a layer and step, instead of the router; empty = the
   // router's own.

@@ -155,7 +155,7 @@ void bind_session(nb::module_& m) {
              std::int64_t max_seqs, std::int64_t n_ubatch, int n_threads,
              const std::string& kernels, std::vector<std::string> taps, bool poison, bool profile,
              const std::string& device, bool graphs, bool batch_invariant,
-             std::int64_t cache_tokens, std::int64_t rollback_tokens,
+             std::int64_t cache_tokens, std::int64_t rollback_tokens, std::int64_t max_outputs,
              const std::string& cache_type_k, const std::string& cache_type_v,
              const std::string& routing, const std::optional<RoutingIds>& routing_ids,
              std::int64_t expert_slots, const std::string& expert_policy, std::int64_t ram_limit,
@@ -188,6 +188,7 @@ void bind_session(nb::module_& m) {
                  profile,
                  cache_tokens,
                  rollback_tokens,
+                 max_outputs,
                  {imp::cache_type(cache_type_k), imp::cache_type(cache_type_v)},
                  std::move(ids)},
                 device == "cuda" ? imp::make_cuda_backend(cuda, weights ? weights->handle : nullptr)
@@ -198,12 +199,12 @@ void bind_session(nb::module_& m) {
           nb::arg("taps") = std::vector<std::string>{}, nb::arg("poison") = false,
           nb::arg("profile") = false, nb::arg("device") = "cpu", nb::arg("graphs") = true,
           nb::arg("batch_invariant") = false, nb::arg("cache_tokens") = 0,
-          nb::arg("rollback_tokens") = 0, nb::arg("cache_type_k") = "f32",
-          nb::arg("cache_type_v") = "f32", nb::arg("routing") = "model",
-          nb::arg("routing_ids") = nb::none(), nb::arg("expert_slots") = -1,
-          nb::arg("expert_policy") = imp::usual_policy, nb::arg("ram_limit") = 0,
-          nb::arg("weights") = nb::none(), nb::arg("verify_experts") = false,
-          nb::arg("step_timeout") = imp::usual_step_timeout)
+          nb::arg("rollback_tokens") = 0, nb::arg("max_outputs") = 0,
+          nb::arg("cache_type_k") = "f32", nb::arg("cache_type_v") = "f32",
+          nb::arg("routing") = "model", nb::arg("routing_ids") = nb::none(),
+          nb::arg("expert_slots") = -1, nb::arg("expert_policy") = imp::usual_policy,
+          nb::arg("ram_limit") = 0, nb::arg("weights") = nb::none(),
+          nb::arg("verify_experts") = false, nb::arg("step_timeout") = imp::usual_step_timeout)
       .def("close", &PySession::close)
       .def_prop_ro("n_ctx",
                    [](PySession& s) { return s.use([](imp::Session& x) { return x.n_ctx(); }); })

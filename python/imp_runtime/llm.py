@@ -79,6 +79,8 @@ class Stream:
 
 
 MAX_CACHE_ENTRIES = 256
+SCORED_TOKENS = 64
+"""Of a step of score(): logits of more would take memory that experts can use."""
 
 
 class LLM(CompletionDicts):
@@ -142,6 +144,7 @@ class LLM(CompletionDicts):
             n_threads=n_threads,
             max_seqs=n_parallel + kept,
             kept_seqs=kept,
+            max_outputs=max(n_parallel, SCORED_TOKENS),
             cache_tokens=ONE_CONTEXT,
             cache_type_k=cache_type_k,
             cache_type_v=cache_type_v,

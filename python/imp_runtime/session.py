@@ -45,6 +45,7 @@ class Session:
         batch_invariant: bool = False,
         cache_tokens: int | None = None,
         rollback_tokens: int = 0,
+        max_outputs: int | None = None,
         cache_type_k: str = "f32",
         cache_type_v: str = "f32",
         routing: str | npt.NDArray[np.uint16] | None = None,
@@ -77,6 +78,8 @@ class Session:
             cache_tokens: of all sequences together; None = a full context for each,
                 planner.ONE_CONTEXT = one full context that they share.
             rollback_tokens: that truncate() can take back from a sequence.
+            max_outputs: tokens of one step whose logits can be wanted at most; None = all. Fewer
+                take less memory: longer texts are scored in more steps.
             cache_type_k: how the cache stores keys: one of CACHE_TYPES. "f32" is exact; "f16" and
                 "bf16" take half the memory, "q8_0" about a quarter, and round what is stored. The
                 keys of the block indexer are fp32 always.
@@ -117,6 +120,7 @@ class Session:
                     cache_tokens=cache_tokens,
                     state_rows=3 if rollback_tokens else 1,
                     n_ubatch=n_ubatch,
+                    outputs=max_outputs or n_ubatch,
                     policy=model.limits.expert_policy,
                 ),
             )
@@ -140,6 +144,7 @@ class Session:
             batch_invariant=batch_invariant,
             cache_tokens=cache_tokens or 0,
             rollback_tokens=rollback_tokens,
+            max_outputs=max_outputs or 0,
             cache_type_k=cache_type_k,
             cache_type_v=cache_type_v,
             routing=self.routing if ids is None else "model",
@@ -153,6 +158,7 @@ class Session:
         )
         # Any thread may ask for these, even while a step runs.
         self._n_ctx, self._n_ubatch = self.core.n_ctx, self.core.n_ubatch
+        self._max_outputs = min(max_outputs or n_ubatch, n_ubatch)
         self._closed = False
         self._taps: dict[str, list[npt.NDArray[Any]]] = {}
 
@@ -167,6 +173,11 @@ class Session:
         """Tokens of one step at most. Raises ImpError after close()."""
         self._check_open()
         return self._n_ubatch
+
+    @property
+    def max_outputs(self) -> int:
+        """Tokens of one step whose logits can be wanted."""
+        return self._max_outputs
 
     @property
     def backend(self) -> str:
@@ -230,7 +241,8 @@ class Session:
 
     def _run(self, seq: int, tokens: npt.NDArray[np.int32], first: int) -> Floats:
         """Extend in steps, so that Ctrl-C works: float32 [len(tokens) - first, vocab]."""
-        step = self.n_ubatch
+        wanted = len(tokens) - first
+        step = self.n_ubatch if wanted <= self.max_outputs else self.max_outputs
         self._taps = {}
         if len(tokens) <= step:
             logits = self.core.step([(seq, tokens, first)])
@@ -366,7 +378,7 @@ class Sequence:
         ids = token_ids(tokens)
         self._check(ids, 0)
         nll = np.empty(max(len(ids) - 1, 0))
-        step = self._session.n_ubatch
+        step = self._session.max_outputs
         for begin in range(0, len(ids), step):
             part = ids[begin : begin + step]
             targets = ids[begin + 1 : begin + step + 1]

@@ -25,7 +25,7 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     lines = out.splitlines()
     assert lines[0] == "model            synthetic flash-next"
     assert lines[1] == "plan             experts in pinned RAM, a cache in VRAM"
-    assert lines[2].startswith("expert slots     7971 of 24576 (32.4%), 166 a layer, policy lrfu")
+    assert lines[2].startswith("expert slots     8027 of 24576 (32.7%), 167 a layer, policy lrfu")
     numbers = [line.split() for line in lines]
     assert ["VRAM", "dense", "weights", "8,755,482,112", "8.15", "GiB"] in numbers
     assert ["RAM", "pinned", "experts", "67,947,724,800", "63.28", "GiB"] in numbers

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cpp/model/synthetic.h"
 #include "tests/cpp/fake_backend.h"
 #include "tests/cpp/tiny_model.h"
 
@@ -125,6 +126,25 @@ TEST_CASE("patterns equal their definition on all short strings") {
   for (const std::string& p : patterns)
     for (const std::string& t : texts) different += matches(p, t) != slow(p, t);
   CHECK(different == 0);
+}
+
+// python/imp_runtime/planner/fit.py counts with these: LAYER_VALUES, HEAD_VALUES.
+TEST_CASE("activations of the released shape take what plans of memory count") {
+  const auto model = make_synthetic("flash-next:table=65536", false);
+  const HParams& h = model->hparams();
+  const double streams = static_cast<double>(h.wide()), vocab = static_cast<double>(h.vocab);
+  const auto values = [&](std::int64_t rows, std::int64_t outputs) {
+    Graph g;
+    Builder builder(g, *model, state_layout(h), {rows, outputs}, true);
+    g.keep(model->arch().build(builder).logits);
+    return static_cast<double>(plan(g).bytes) / sizeof(float);
+  };
+  for (const std::int64_t rows : {1, 64, 512, 2048}) {
+    const auto n = static_cast<double>(rows);
+    CHECK(values(rows, rows) <= n * (1.3 * streams + vocab));
+    if (rows >= 64) CHECK(values(rows, 1) <= n * 6.1 * streams);
+  }
+  CHECK(values(512, 1) >= 512 * 6.0 * streams);
 }
 
 }  // namespace imp

@@ -47,16 +47,16 @@ def test_sizes_of_the_released_shape(released: ModelSizes) -> None:
 
 
 # VRAM limit: tier, expert slots, context. By hand: (limit - 8,755,482,112 dense - 118,063,104 state
-# - 50,688 a token of context - 252,651,520 workspace - 2^30) / 2,764,800 places; as many of them as
-# a layer has slots are for experts that are not kept.
+# - 50,688 a token of context - 229,376,000 workspace - 896 * 2^20) / 2,764,800 places; as many of
+# them as a layer has slots are for experts that are not kept.
 BUDGETS = [
-    (12 * GB, Tier.PINNED, 601, 2048),
-    (12 * GIB, Tier.PINNED, 878, 4096),
-    (16 * GB, Tier.PINNED, 1908, 8192),
-    (16 * GIB, Tier.PINNED, 2326, 8192),
-    (24 * GB, Tier.PINNED, 4595, 16384),
-    (24 * GIB, Tier.PINNED, 5223, 16384),
-    (32 * GIB, Tier.PINNED, 7971, 32768),
+    (12 * GB, Tier.PINNED, 657, 2048),
+    (12 * GIB, Tier.PINNED, 933, 4096),
+    (16 * GB, Tier.PINNED, 1964, 8192),
+    (16 * GIB, Tier.PINNED, 2382, 8192),
+    (24 * GB, Tier.PINNED, 4651, 16384),
+    (24 * GIB, Tier.PINNED, 5279, 16384),
+    (32 * GIB, Tier.PINNED, 8027, 32768),
     (80 * GB, Tier.VRAM, 24576, 32768),
     (141 * GB, Tier.VRAM, 24576, 32768),
 ]
@@ -84,7 +84,7 @@ def test_more_memory_is_never_slower(released: ModelSizes) -> None:
 
 
 # Rows, slots: tok/s on an H200 (docs/measured.md).
-MEASURED = [(1, 8700, 114), (8, 8700, 258)]
+MEASURED = [(1, 613, 39.9), (1, 8357, 114), (8, 8357, 254), (1, 8700, 114), (8, 8700, 258)]
 
 
 @pytest.mark.parametrize(("rows", "slots", "rate"), MEASURED)
@@ -198,6 +198,25 @@ def test_checkpoints_are_states(released: ModelSizes) -> None:
     request = Request(n_ctx=2048, n_ubatch=64, parallel=3)
     more = least_bytes(released, replace(request, state_rows=3)) - least_bytes(released, request)
     assert more == 2 * 3 * released.row_bytes
+
+
+def test_workspace_by_hand(released: ModelSizes) -> None:
+    def workspace(**wanted: Any) -> int:
+        p = plan(released, Machine(64 * GIB, RAM), Request(**wanted))
+        return next(part.bytes for part in p.vram if part.name == "workspace")
+
+    def arena(tokens: int, outputs: int) -> int:
+        layers, head = tokens * 10240 * 6.1, tokens * 10240 * 1.3 + outputs * 248320
+        return 4 * int(max(layers, head))
+
+    # 64 parts of a token's 24 heads of 256, with two more numbers each, of 64 tokens.
+    attention = 4 * 64 * 64 * 24 * 258
+    assert workspace(n_ctx=4096) == arena(512, 64) + attention
+    assert workspace(n_ctx=4096, outputs=512) == arena(512, 512) + attention
+    assert workspace(n_ctx=4096, outputs=1, parallel=8) == arena(512, 8) + attention
+    assert workspace(n_ctx=4096, n_ubatch=16) == arena(16, 16) + attention // 4
+    assert workspace(n_ctx=262144, n_ubatch=512) == arena(512, 64) + 4 * 512 * 65537
+    assert workspace(n_ctx=262144, n_ubatch=2048) == arena(2048, 64) + 256 * 2**20
 
 
 def test_how_many_tokens_the_cache_holds(released: ModelSizes) -> None:

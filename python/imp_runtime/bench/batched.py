@@ -133,6 +133,7 @@ def _open(model: Model, options: BatchedOptions, tokens: TokenSource, need: Need
         max_seqs=need.max_seqs,
         n_threads=options.n_threads,
         n_ubatch=min(options.n_ubatch, options.n_batch),
+        max_outputs=need.max_seqs,
         cache_type_k=options.type_k,
         cache_type_v=options.type_v,
     )

@@ -169,6 +169,7 @@ def _session(model: Model, work: Workload, **options: Any) -> Iterator[Session]:
         n_ctx=max(work.context + work.n_gen, 1),
         n_threads=work.n_threads,
         n_ubatch=min(work.n_ubatch, work.n_batch),
+        max_outputs=work.sequences,
         cache_type_k=work.type_k,
         cache_type_v=work.type_v,
         **options,

@@ -162,6 +162,7 @@ def _open(model: Model, setup: Setup, need: Need) -> Session:
         max_seqs=need.max_seqs,
         n_threads=setup.n_threads,
         n_ubatch=min(setup.n_ubatch, setup.n_batch),
+        max_outputs=need.max_seqs,
         cache_type_k=setup.type_k,
         cache_type_v=setup.type_v,
     )

@@ -19,11 +19,17 @@ CONTEXT_SHARE = 0.1
 USUAL_UBATCH = 512
 LEAST_UBATCH = 64
 """An automatic n_ubatch is not made smaller than this."""
-HEADROOM_BYTES = 1 << 30
-"""Half of it is the CUDA context; the rest graphs, tables of the cache and fragments."""
-WORKSPACE_VALUES = 12
-"""fp32 values a token of a step for each residual channel: activations need 5.8 of them (measured
-on the released shape), kernels' own buffers the rest."""
+HEADROOM_BYTES = 896 << 20
+"""For the CUDA context (552 MB on an H200) and for modules, graphs and tables (142 MB), a third of
+them spare."""
+LAYER_VALUES, HEAD_VALUES = 6.1, 1.3
+"""fp32 values a token of a step for each residual channel, while layers run (6.04 on the released
+shape) and beside the logits (1.28): tests/cpp/programs_test.cpp."""
+KEY_PARTS, SPLIT_TOKENS = 64, 64
+"""Attention of steps of so many tokens keeps a result for each part of the keys
+(cuda/attention.cu)."""
+MOST_SCORE_BYTES = 256 << 20
+"""Of blocks that the indexer scores at once (cuda/indexer.cu)."""
 MAX_PARALLEL = 65536
 MAX_CTX = 1 << 30
 
@@ -75,12 +81,22 @@ class _Fit:
     def working(self) -> tuple[Part, ...]:
         """What steps need beside weights, on any device."""
         m, r = self.model, self.request
-        outputs = r.parallel * m.vocab * 4
         return (
             Part("states", m.row_bytes * r.state_rows * (r.parallel + r.kept)),
             Part("keys and values", m.cache_bytes(self.kv_tokens)),
-            Part("workspace", self.n_ubatch * m.channels * 4 * WORKSPACE_VALUES + outputs),
+            Part("workspace", self.workspace()),
         )
+
+    def workspace(self) -> int:
+        """Activations of the largest step, and the buffer that its kernels share."""
+        m, tokens = self.model, self.n_ubatch
+        decoding = 1 << (self.request.parallel - 1).bit_length()  # padded to no more
+        outputs = min(tokens, max(self.request.outputs, decoding))
+        streams = tokens * m.channels
+        arena = max(streams * LAYER_VALUES, streams * HEAD_VALUES + outputs * m.vocab)
+        attention = min(tokens, SPLIT_TOKENS) * KEY_PARTS * m.attention_values
+        blocks = self.n_ctx // m.block_tokens + 1 if m.block_tokens else 0
+        return 4 * (int(arena) + max(attention, min(MOST_SCORE_BYTES // 4, tokens * blocks)))
 
     def parts(self) -> list[Part]:
         """VRAM beside the experts."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from imp_runtime import _core
 from imp_runtime.errors import ImpError
@@ -44,6 +47,10 @@ class ModelSizes:
     context_length: int
     channels: int
     """Values of the residual streams of a token."""
+    attention_values: int
+    """Of a token's attention, its heads' sums included."""
+    block_tokens: int
+    """Of a block of keys that the indexer scores; 0 = there is none."""
 
     @property
     def expert_bytes(self) -> int:
@@ -124,6 +131,7 @@ def sizes_of(
     blob = max(by_layer.values(), default=0) // max(1, experts)
     vocab = keys.get("tokenizer.ggml.tokens")
     streams = int(keys.get(f"{arch}.hyper_connection.count", 1))
+    heads, head = (_most(keys[f"{arch}.attention.{key}"]) for key in ("head_count", "value_length"))
     return ModelSizes(
         name=name,
         dense_bytes=dense_bytes,
@@ -139,4 +147,11 @@ def sizes_of(
         vocab=len(vocab) if isinstance(vocab, list) else int(keys[f"{arch}.vocab_size"]),
         context_length=int(keys[f"{arch}.context_length"]),
         channels=int(keys[f"{arch}.embedding_length"]) * streams,
+        attention_values=heads * (head + 2),
+        block_tokens=_most(keys.get(f"{arch}.attention.compress_ratios", 0)),
     )
+
+
+def _most(value: Any) -> int:
+    """Of a number, or of one a layer."""
+    return int(np.max(value, initial=0))

@@ -36,6 +36,8 @@ class Request:
     """Of a sequence: its own, and the checkpoints that it can go back to."""
     n_ubatch: int | None = None
     """Tokens of a prefill step."""
+    outputs: int = 64
+    """Tokens of a step whose logits are wanted at most, as LLM asks for them."""
     expert_share: float = 1.0
     """Of the memory that is left for experts; the rest stays free."""
     policy: str = USUAL_EXPERT_POLICY

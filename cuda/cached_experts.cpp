@@ -15,8 +15,8 @@ ExpertCacheShape shape_of(const std::vector<ExpertLayer>& layers, const CudaOpti
 }
 
 ExpertCacheMemory::Shape memory_of(const ExpertCacheShape& s, const ExpertPolicy& policy,
-                                   std::size_t blob_bytes) {
-  return {s.layers, s.experts, s.slots, staging_slots(s, policy), blob_bytes};
+                                   const ExpertBlob& blob) {
+  return {s.layers, s.experts, s.slots, staging_slots(s, policy), blob.bytes, blob.first_bytes()};
 }
 
 template <class T>
@@ -34,7 +34,7 @@ CachedExperts::CachedExperts(const std::vector<ExpertLayer>& layers, const CudaO
                              WeightStore& weights, cudaStream_t stream)
     : store_(weights.expert_store(layers, o.ram_limit, o.verify_experts)),
       wave_(step_experts(shape_of(layers, o), o.expert_policy)),
-      cache_(memory_of(shape_of(layers, o), o.expert_policy, store_->blob().bytes), o.expert_policy,
+      cache_(memory_of(shape_of(layers, o), o.expert_policy, store_->blob()), o.expert_policy,
              store_->layers(), stream),
       hashes_(device_memory(o.verify_experts ? 8 * static_cast<std::size_t>(o.expert_slots) : 0,
                             "checksums of experts")) {
@@ -61,7 +61,11 @@ Experts CachedExperts::experts(const ExpertBank& bank, std::int64_t layer, int m
   e.expert.scales = cache_.view().slab + blob.scales[matrix];
   e.experts = bank.experts;
   e.bytes = e.scale_bytes = static_cast<std::int64_t>(blob.bytes);
-  e.slots = cache_.view().reads + layer * bank.experts;
+  e.places = cache_.view().places + layer * bank.experts;
+  const bool later = matrix == ExpertBlob::down;
+  e.arrived = cache_.view().arrived + (later ? 1 : 0);
+  e.pieces = gather_pieces(
+      static_cast<std::int64_t>(later ? blob.bytes - blob.first_bytes() : blob.first_bytes()));
   e.cache = &cache_.view();
   e.layer = static_cast<std::int32_t>(layer);
   e.wave = wave_;

@@ -26,6 +26,11 @@ struct Matrix {
 
 struct ExpertCacheView;
 
+// Where a step finds an expert: its slot, and its number among the misses or -1.
+struct ExpertPlace {
+  std::int32_t slot, miss;
+};
+
 // Expert e starts at data + place(e) * bytes and scales + place(e) * scale_bytes of `expert`.
 struct Experts {
   Matrix expert;
@@ -33,15 +38,34 @@ struct Experts {
   std::int64_t bytes = 0, scale_bytes = 0;
   const float* factors = nullptr;  // [experts], or absent = 1
   bool tiled = false;              // NVFP4 in tiles
-  // Of a cache: the slots that this step's experts are in, once they are resolved.
-  const std::int32_t* slots = nullptr;     // [experts], or absent: all are here, in order
+  // Of a cache: where this step's experts are, once they are resolved; absent: all, in order. The
+  // gather runs beside the kernels that read them: miss i is here when `pieces` are counted.
+  const ExpertPlace* places = nullptr;     // [experts]
+  const std::uint32_t* arrived = nullptr;  // [misses, 2]
+  std::uint32_t pieces = 0;
   const ExpertCacheView* cache = nullptr;  // on the host
   std::int32_t layer = 0;
   std::int64_t wave = 0;  // experts that fit at once
 
 #ifdef __CUDACC__
+  // Returns when the expert's bytes are here, for bulk copies too.
   __device__ __forceinline__ std::int64_t place(int e) const {
-    return slots != nullptr ? slots[e] : e;
+    if (places == nullptr) return e;
+    ExpertPlace p = places[e];
+    if (p.miss >= 0) {
+      std::uint32_t n;
+      do {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+                     : "=r"(n)
+                     : "l"(arrived + 2 * p.miss)
+                     : "memory");
+      } while (n < pieces);
+#if __CUDA_ARCH__ >= 900
+      asm volatile("fence.proxy.async.global;" ::: "memory");
+#endif
+      asm volatile("" : "+r"(p.slot));  // no read of the slot comes before
+    }
+    return p.slot;
   }
 #endif
 };

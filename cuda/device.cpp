@@ -81,8 +81,18 @@ std::string no_code(const Device& d) {
 }
 
 // Code for older devices does not wait inside of its kernels.
-bool overlaps_launches() {
-  static const bool known = code_version() >= 90;
+bool overlaps_launches() { return limits().code >= 90; }
+
+const Limits& limits() {
+  static const Limits known = [] {
+    int device = 0, processors = 0, shared = 0;
+    check(cudaGetDevice(&device), "cudaGetDevice");
+    check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device),
+          "cudaDeviceGetAttribute");
+    check(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+          "cudaDeviceGetAttribute");
+    return Limits{code_version(), processors, static_cast<std::size_t>(shared)};
+  }();
   return known;
 }
 

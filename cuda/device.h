@@ -37,4 +37,12 @@ std::string no_code(const Device&);
 // current device loads, 0 = it loads none.
 int code_version();
 
+// Of the current device.
+struct Limits {
+  int code = 0;  // code_version()
+  int processors = 0;
+  std::size_t block_shared = 0;  // bytes of shared memory that a block may ask for
+};
+const Limits& limits();
+
 }  // namespace imp::cuda

@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(resolve_threads)
       score = used_score(c.policy, c.add, c.score[row + e], step);
       c.score[row + e] = score;
       slot = c.slot_of[row + e];
-      if (slot >= 0) c.reads[row + e] = slot;
+      if (slot >= 0) c.places[row + e] = {slot, -1};
     }
     int total;
     const int at = block_rank(routed && slot < 0, s.warps, total);
@@ -225,8 +225,9 @@ __global__ void __launch_bounds__(resolve_threads)
     const int rank = static_cast<int>(s.keys[i] >> 32);
     const auto slot = static_cast<std::int32_t>(s.keys[i]);
     const std::int32_t to = slot >= 0 ? slot : c.slots + rank - kept;
-    c.reads[row + s.miss[i]] = to;
+    c.places[row + s.miss[i]] = {to, rank};
     c.misses[rank] = {s.miss[i], to};
+    c.arrived[2 * rank] = c.arrived[2 * rank + 1] = 0;
   }
   if (threadIdx.x == 0) {
     *c.n_misses = n;
@@ -245,23 +246,32 @@ __device__ __forceinline__ uint4 load_host(const uint4* p) {
   return v;
 }
 
-constexpr int gather_threads = 256, gather_loads = 8;  // 16-byte loads in flight per thread
-constexpr int gather_blocks = 128;
+// Enough in flight to fill the bus, in few blocks that fit beside those of other kernels.
+constexpr int gather_blocks = 32, gather_threads = 256;
+constexpr int gather_loads = 8;  // of 16 bytes, of a thread
+constexpr int piece_words = gather_threads * gather_loads, piece_bytes = 16 * piece_words;
 
 __global__ void __launch_bounds__(gather_threads)
-    gather_kernel(const ExpertCacheView c, int layer) {
-  begin();
+    gather_kernel(const __grid_constant__ ExpertCacheView c, int layer, int first_pieces,
+                  int more_pieces) {
+  await_previous();
   const int n = *c.n_misses;
-  constexpr int piece = gather_threads * gather_loads;
-  const auto words = static_cast<int>(c.blob_bytes / sizeof(uint4));
-  const int pieces = (words + piece - 1) / piece;
-  for (int p = blockIdx.x; p < n * pieces; p += gridDim.x) {
-    const ExpertCacheView::Miss miss = c.misses[p / pieces];
-    const int first = p % pieces * piece + static_cast<int>(threadIdx.x);
+  if (n == 0) return;
+  allow_next();
+  const int first_end = n * first_pieces;
+  for (int p = blockIdx.x; p < first_end + n * more_pieces; p += gridDim.x) {
+    const bool later = p >= first_end;
+    const int pieces = later ? more_pieces : first_pieces, q = later ? p - first_end : p;
+    const int m = q / pieces;
+    const ExpertCacheView::Miss miss = c.misses[m];
+    const std::int64_t begin = later ? c.first_bytes : 0;
+    const auto words = static_cast<int>(((later ? c.blob_bytes : c.first_bytes) - begin) /
+                                        static_cast<int>(sizeof(uint4)));
+    const int first = q % pieces * piece_words + static_cast<int>(threadIdx.x);
     const auto* from = reinterpret_cast<const uint4*>(
-        c.store[layer] + static_cast<std::int64_t>(miss.expert) * c.blob_bytes);
-    auto* to =
-        reinterpret_cast<uint4*>(c.slab + static_cast<std::int64_t>(miss.slot) * c.blob_bytes);
+        c.store[layer] + static_cast<std::int64_t>(miss.expert) * c.blob_bytes + begin);
+    auto* to = reinterpret_cast<uint4*>(
+        c.slab + static_cast<std::int64_t>(miss.slot) * c.blob_bytes + begin);
     uint4 v[gather_loads];
 #pragma unroll
     for (int i = 0; i < gather_loads; ++i)
@@ -269,10 +279,19 @@ __global__ void __launch_bounds__(gather_threads)
 #pragma unroll
     for (int i = 0; i < gather_loads; ++i)
       if (first + i * gather_threads < words) to[first + i * gather_threads] = v[i];
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      __threadfence();
+      atomicAdd(&c.arrived[2 * m + (later ? 1 : 0)], 1u);
+    }
   }
 }
 
 }  // namespace
+
+std::uint32_t gather_pieces(std::int64_t bytes) {
+  return static_cast<std::uint32_t>(div_up(bytes, piece_bytes));
+}
 
 ExpertCacheMemory::ExpertCacheMemory(const Shape& shape, const ExpertPolicy& policy,
                                      const std::vector<const std::byte*>& store,
@@ -285,7 +304,8 @@ ExpertCacheMemory::ExpertCacheMemory(const Shape& shape, const ExpertPolicy& pol
   if (shape.slots >= std::int64_t{1} << slot_bits)
     fail(ErrorCode::invalid_argument,
          str(shape.slots, " expert slots, imp takes ", (std::int64_t{1} << slot_bits) - 1));
-  if (std::ssize(store) != shape.layers || shape.blob_bytes % blob_alignment != 0)
+  if (std::ssize(store) != shape.layers || shape.blob_bytes % blob_alignment != 0 ||
+      shape.first_bytes % blob_alignment != 0 || shape.first_bytes > shape.blob_bytes)
     fail(ErrorCode::internal, "an expert store that does not fit its cache");
   const auto layers = static_cast<std::size_t>(shape.layers),
              pairs = layers * static_cast<std::size_t>(shape.experts),
@@ -300,9 +320,9 @@ ExpertCacheMemory::ExpertCacheMemory(const Shape& shape, const ExpertPolicy& pol
     return at;
   };
   const std::size_t slot_of = take(4 * pairs), pair_of = take(4 * slots), minus_ones = end,
-                    score = take(8 * pairs), reads = take(4 * pairs),
+                    score = take(8 * pairs), places = take(sizeof(ExpertPlace) * pairs),
                     misses = take(sizeof(ExpertCacheView::Miss) * max_cached_experts),
-                    n_misses = take(4), step = take(8),
+                    n_misses = take(4), arrived = take(8 * max_cached_experts), step = take(8),
                     counts = take(sizeof(ExpertCacheView::Counts) * layers),
                     add = take(sizeof(ScoreTable)), bases = take(sizeof(void*) * layers);
   tables_ = device_memory(end, "the expert cache's tables");
@@ -322,15 +342,17 @@ ExpertCacheMemory::ExpertCacheMemory(const Shape& shape, const ExpertPolicy& pol
            static_cast<std::int32_t>(shape.slots),
            static_cast<std::int32_t>(shape.staging),
            static_cast<std::int64_t>(shape.blob_bytes),
+           static_cast<std::int64_t>(shape.first_bytes),
            slab_.data(),
            reinterpret_cast<const std::byte* const*>(t + bases),
            reinterpret_cast<std::int32_t*>(t + slot_of),
            reinterpret_cast<std::int32_t*>(t + pair_of),
            reinterpret_cast<std::uint64_t*>(t + score),
-           reinterpret_cast<std::int32_t*>(t + reads),
+           reinterpret_cast<ExpertPlace*>(t + places),
            reinterpret_cast<const std::uint8_t*>(t + add),
            reinterpret_cast<ExpertCacheView::Miss*>(t + misses),
            reinterpret_cast<std::int32_t*>(t + n_misses),
+           reinterpret_cast<std::uint32_t*>(t + arrived),
            reinterpret_cast<std::uint64_t*>(t + step),
            reinterpret_cast<ExpertCacheView::Counts*>(t + counts)};
 }
@@ -343,7 +365,8 @@ void resolve_experts(const ExpertCacheView& view, std::int32_t layer, const std:
 }
 
 void gather_experts(const ExpertCacheView& view, std::int32_t layer, cudaStream_t stream) {
-  launch(gather_kernel, gather_blocks, gather_threads, 0, stream, view, layer);
+  launch(gather_kernel, gather_blocks, gather_threads, 0, stream, view, layer,
+         gather_pieces(view.first_bytes), gather_pieces(view.blob_bytes - view.first_bytes));
 }
 
 }  // namespace imp::cuda

@@ -10,16 +10,18 @@
 #include <vector>
 
 #include "cpp/memory/expert_policy.h"
+#include "cuda/context.h"
 #include "cuda/handles.h"
 
 namespace imp::cuda {
 
-// An expert as one block of bytes, in the store and in a slot: gate, up and down codes, then their
-// scales.
+// An expert as one block of bytes, in the store and in a slot: codes of gate and up, their scales,
+// then the same of down, which is read later. Offsets and sizes are multiples of blob_alignment.
 struct ExpertBlob {
   enum Matrix { gate, up, down };
-  std::size_t codes[3] = {}, scales[3] = {};  // offsets; multiples of 16
-  std::size_t bytes = 0;                      // a multiple of blob_alignment
+  std::size_t codes[3] = {}, scales[3] = {};
+  std::size_t bytes = 0;
+  std::size_t first_bytes() const { return codes[down]; }
 };
 inline constexpr std::size_t blob_alignment = 128;
 
@@ -30,14 +32,14 @@ inline constexpr int max_cached_experts = 1024;  // of a layer
 struct ExpertCacheView {
   ExpertPolicy policy;
   std::int32_t layers = 0, experts = 0, slots = 0, staging = 0;
-  std::int64_t blob_bytes = 0;
+  std::int64_t blob_bytes = 0, first_bytes = 0;
   std::byte* slab = nullptr;                // [slots + staging, blob_bytes]
   const std::byte* const* store = nullptr;  // [layers] mapped host memory, [experts, blob_bytes]
 
-  std::int32_t* slot_of = nullptr;  // [layers, experts], or -1
-  std::int32_t* pair_of = nullptr;  // [slots], layer * experts + expert, or -1
-  std::uint64_t* score = nullptr;   // [layers, experts]
-  std::int32_t* reads = nullptr;    // [layers, experts] slot of what the last step of a layer reads
+  std::int32_t* slot_of = nullptr;    // [layers, experts], or -1
+  std::int32_t* pair_of = nullptr;    // [slots], layer * experts + expert, or -1
+  std::uint64_t* score = nullptr;     // [layers, experts]
+  ExpertPlace* places = nullptr;      // [layers, experts] of what the last step of a layer reads
   const std::uint8_t* add = nullptr;  // score_table()
 
   struct Miss {
@@ -45,6 +47,7 @@ struct ExpertCacheView {
   };
   Miss* misses = nullptr;            // [experts] of the last resolve
   std::int32_t* n_misses = nullptr;  // [1]
+  std::uint32_t* arrived = nullptr;  // [experts, 2] pieces of miss i: of its first bytes, the rest
   std::uint64_t* step = nullptr;     // [1]
   struct Counts {
     std::uint64_t wanted, hits, kept;  // distinct experts; misses that entered the cache
@@ -52,12 +55,15 @@ struct ExpertCacheView {
   Counts* counts = nullptr;  // [layers], since the cache was made
 };
 
+// Pieces that the gather counts for so many bytes.
+std::uint32_t gather_pieces(std::int64_t bytes);
+
 // Owner of all of it but the store.
 class ExpertCacheMemory {
  public:
   struct Shape {
     std::int64_t layers = 0, experts = 0, slots = 0, staging = 0;
-    std::size_t blob_bytes = 0;
+    std::size_t blob_bytes = 0, first_bytes = 0;
   };
   // `store`: per layer, mapped memory of all its blobs. Fails with out_of_memory (naming both
   // numbers) or invalid_argument, also if there are fewer slots than layers.
@@ -81,7 +87,10 @@ void resolve_experts(const ExpertCacheView&, std::int32_t layer, const std::int3
 // Hash of what each slot that holds an expert holds: hashes [slots]. Defined in expert_check.cu.
 void hash_slots(const ExpertCacheView&, std::uint64_t* hashes, cudaStream_t);
 
-// Copies the listed misses of a layer from the store into their slots, by whole lines.
+// Copies the listed misses of a layer from the store into their slots, by whole lines, the first
+// bytes of all before the rest. The next kernel may run beside it: it starts when the misses are
+// known, and waits for what it reads by their counts in `arrived`. Blocks of the gather wait for
+// nothing and all run before the first that waits for them, so this ends.
 void gather_experts(const ExpertCacheView&, std::int32_t layer, cudaStream_t);
 
 }  // namespace imp::cuda

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <initializer_list>
 
 #include "cpp/core/error.h"
 #include "cpp/core/file_reader.h"
@@ -21,7 +22,6 @@ namespace imp::cuda {
 namespace {
 
 constexpr std::size_t group_bytes = std::size_t{64} << 20;  // of a group of experts
-constexpr std::size_t part_alignment = 16;
 
 std::size_t up_to(std::size_t bytes, std::size_t alignment) {
   return (bytes + alignment - 1) / alignment * alignment;
@@ -58,23 +58,22 @@ class Clock {
 
 ExpertBlob blob_of(const ExpertLayer& layer) {
   ExpertBlob blob;
-  std::size_t end = 0;
-  for (int m = 0; m < 3; ++m) {
-    const ExpertBank& b = *layer.banks[m];
-    const BlockShape shape = block_shape(b.expert.dtype);
-    const std::size_t bytes = file_bytes(b);
-    const std::size_t scales =
-        shape.block_bytes == 0 ? 0 : bytes / shape.block_bytes * shape.scale_bytes;
-    blob.codes[m] = end;
-    end = up_to(end + bytes - scales, part_alignment);
-    blob.scales[m] = scales;
-  }
-  for (std::size_t& part : blob.scales) {
-    const std::size_t at = end;
-    end = up_to(end + part, part_alignment);
-    part = at;
-  }
-  blob.bytes = up_to(end, blob_alignment);
+  const auto take = [&blob](std::size_t bytes) {
+    const std::size_t at = blob.bytes;
+    blob.bytes = up_to(at + bytes, blob_alignment);
+    return at;
+  };
+  const auto scale_bytes = [&layer](int m) -> std::size_t {
+    const BlockShape shape = block_shape(layer.banks[m]->expert.dtype);
+    if (shape.block_bytes == 0) return 0;
+    return file_bytes(*layer.banks[m]) / shape.block_bytes * shape.scale_bytes;
+  };
+  const auto place = [&](std::initializer_list<int> matrices) {
+    for (const int m : matrices) blob.codes[m] = take(file_bytes(*layer.banks[m]) - scale_bytes(m));
+    for (const int m : matrices) blob.scales[m] = take(scale_bytes(m));
+  };
+  place({ExpertBlob::gate, ExpertBlob::up});
+  place({ExpertBlob::down});
   return blob;
 }
 

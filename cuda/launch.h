@@ -16,13 +16,26 @@ bool overlaps_launches();
 
 #ifdef __CUDACC__
 
-// Every kernel that is started by launch() calls it, in every thread, before it touches anything
-// that an earlier kernel wrote or reads.
-__device__ __forceinline__ void begin() {
+// The next kernel may start once all blocks have called it (or are done).
+__device__ __forceinline__ void allow_next() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Waits for the end of the kernel before.
+__device__ __forceinline__ void await_previous() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+
+// Every kernel that is started by launch() calls it, in every thread, before it touches anything
+// that an earlier kernel wrote or reads. Where a kernel calls its parts in another order, it says
+// what the next one gains.
+__device__ __forceinline__ void begin() {
+  allow_next();
+  await_previous();
 }
 
 // Into the second cache.

@@ -11,9 +11,8 @@
 namespace imp::cuda {
 namespace {
 
-__device__ __forceinline__ Row expert_row(const Experts& b, int expert, std::int64_t row) {
+__device__ __forceinline__ Row expert_row(const Experts& b, std::int64_t at, std::int64_t row) {
   const Matrix& m = b.expert;
-  const std::int64_t at = b.place(expert);
   return {m.data + at * b.bytes + row * m.row_bytes,
           m.scales + at * b.scale_bytes + row * m.scale_row_bytes};
 }
@@ -23,13 +22,14 @@ template <class F, int T, bool Whole>
 __device__ void up_rows(const FfnArgs& a, const Work& work, std::int64_t n0) {
   const std::int64_t ff = a.gate.expert.rows, cols = a.gate.expert.cols;
   const int e = work.tile.expert;
+  const std::int64_t gate_at = a.gate.place(e), up_at = a.up.place(e);
   constexpr int pairs = 2, R = 2 * pairs;
   Row w[R];
 #pragma unroll
   for (int r = 0; r < pairs; ++r) {
     const std::int64_t n = min(n0 + r, ff - 1);
-    w[r] = expert_row(a.gate, e, n);
-    w[pairs + r] = expert_row(a.up, e, n);
+    w[r] = expert_row(a.gate, gate_at, n);
+    w[pairs + r] = expert_row(a.up, up_at, n);
   }
   const float* x[T];
 #pragma unroll
@@ -48,10 +48,11 @@ template <class F, int T, bool Whole>
 __device__ void down_rows(const FfnArgs& a, const Work& work, std::int64_t n0) {
   const std::int64_t rows = a.down.expert.rows, ff = a.down.expert.cols;
   const int e = work.tile.expert;
+  const std::int64_t at = a.down.place(e);
   constexpr int R = rows_at_once;
   Row w[R];
 #pragma unroll
-  for (int r = 0; r < R; ++r) w[r] = expert_row(a.down, e, min(n0 + r, rows - 1));
+  for (int r = 0; r < R; ++r) w[r] = expert_row(a.down, at, min(n0 + r, rows - 1));
   const float* x[T];
 #pragma unroll
   for (int t = 0; t < T; ++t) x[t] = a.hidden + work.slot(t) * ff;
@@ -128,31 +129,49 @@ FfnArgs ffn_args(const ExpertFfn& op, const Context& c) {
   a.down = c.experts(op.down);
   a.x = c.f32(op.x);
   a.ids = c.i32(op.ids);
+  a.slots = slots;
   a.tiles = static_cast<int>(slots);
+  a.gathers = a.gate.cache != nullptr;
   a.hidden = c.f32(op.hidden);
   a.y = c.f32(op.y);
   a.k = static_cast<int>(slots / std::max<std::int64_t>(1, rows));
-  a.high = static_cast<std::int32_t>(op.gate->experts);
   return a;
 }
 
+constexpr std::int64_t most_sum_rows = 8;  // tokens whose slots are summed without storing them
+
 // Whether a cache takes all experts that so many slots can choose.
-bool one_wave(const Experts& e, std::int64_t slots) {
-  return e.cache == nullptr || std::min(slots, e.experts) <= e.wave;
+bool one_wave(const FfnArgs& a) {
+  const Experts& e = a.gate;
+  return e.cache == nullptr || std::min(a.slots, e.experts) <= e.wave;
 }
 
-// f(low, high) for ranges of experts that are here while it runs.
+// Groups the slots where that saves weights: a token's experts differ, so one has nothing to share.
+void group(FfnArgs& a, std::int64_t rows, const Context& c) {
+  a.grouped = has_mma(a)
+                  ? rows > 1 || !one_wave(a)
+                  : rows > direct_rows && whole_units(a.gate.expert) && whole_units(a.down.expert);
+  if (!a.grouped) return;
+  a.tiles = static_cast<int>(most_tiles(a.slots, a.gate.experts));
+  auto* p = reinterpret_cast<std::int32_t*>(c.scratch);
+  a.groups = {p, p + a.slots, reinterpret_cast<Tile*>(p + a.slots + 1)};
+  group_slots(a.ids, a.slots, a.gate.experts, a.groups, c.stream);
+}
+
+// Calls f for ranges of experts that are here while it runs, or on their way.
 template <class F>
-void each_wave(const FfnArgs& a, std::int64_t slots, const Context& c, F f) {
+void each_wave(FfnArgs& a, const Context& c, F f) {
   const Experts& e = a.gate;
   const auto experts = static_cast<std::int32_t>(e.experts);
-  if (e.cache == nullptr) return f(0, experts);
-  const std::int32_t size = one_wave(e, slots) ? experts : static_cast<std::int32_t>(e.wave);
-  for (std::int32_t low = 0; low < experts; low += size) {
-    const std::int32_t high = std::min(experts, low + size);
-    resolve_experts(*e.cache, e.layer, a.ids, slots, low, high, e.layer == 0 && low == 0, c.stream);
-    gather_experts(*e.cache, e.layer, c.stream);
-    f(low, high);
+  const std::int32_t size = one_wave(a) ? experts : static_cast<std::int32_t>(e.wave);
+  for (a.low = 0; a.low < experts; a.low = a.high) {
+    a.high = std::min(experts, a.low + size);
+    if (e.cache != nullptr) {
+      const bool first = e.layer == 0 && a.low == 0;
+      resolve_experts(*e.cache, e.layer, a.ids, a.slots, a.low, a.high, first, c.stream);
+      gather_experts(*e.cache, e.layer, c.stream);
+    }
+    f();
   }
 }
 
@@ -172,20 +191,10 @@ std::size_t scratch_bytes(const ExpertFfn& op, std::int64_t slots) {
 }
 
 void run(const ExpertFfn& op, const Context& c) {
-  const std::int64_t slots = c.rows(op.y), experts = op.gate->experts;
-  if (slots == 0) return;
+  if (c.rows(op.y) == 0) return;
   FfnArgs a = ffn_args(op, c);
-  a.grouped =
-      c.rows(op.x) > direct_rows && whole_units(a.gate.expert) && whole_units(a.down.expert);
-  if (a.grouped) {
-    a.tiles = static_cast<int>(most_tiles(slots, experts));
-    auto* p = reinterpret_cast<std::int32_t*>(c.scratch);
-    a.groups = {p, p + slots, reinterpret_cast<Tile*>(p + slots + 1)};
-    group_slots(a.ids, slots, experts, a.groups, c.stream);
-  }
-  each_wave(a, slots, c, [&](std::int32_t low, std::int32_t high) {
-    a.low = low;
-    a.high = high;
+  group(a, c.rows(op.x), c);
+  each_wave(a, c, [&] {
     if (has_mma(a)) return run_mma(a, c.stream);
     launch_ffn<true>(a, c.stream);
     launch_ffn<false>(a, c.stream);
@@ -206,10 +215,11 @@ void run(const MoeFfn& op, const Context& c) {
                   c.f32(op.share),
                   c.f32(op.y),
                   a.k,
-                  warps_per_row(shared)};
+                  warps_per_row(shared),
+                  0};
   // The sum takes the shared expert's down map in the order of one row.
-  const bool sum = rows <= direct_rows && !c.batch_invariant && has_sum_mma(a, s);
-  if (!sum || !one_wave(a.gate, a.tiles)) {
+  const bool sum = rows <= most_sum_rows && !c.batch_invariant && has_sum_mma(a, s);
+  if (!sum || !one_wave(a)) {
     run(op.experts(), c);
     run(op.swiglu(), c);
     sum ? run_matvec(op.down_linear(), c) : run(op.down_linear(), c);
@@ -219,7 +229,8 @@ void run(const MoeFfn& op, const Context& c) {
   a.shared_up = c.f32(op.shared_up);
   a.shared_hidden = c.f32(op.shared_hidden);
   a.shared_elements = rows * c.cols(op.shared_hidden);
-  each_wave(a, a.tiles, c, [&](std::int32_t, std::int32_t) { run_sum_mma(a, s, c.stream); });
+  group(a, rows, c);
+  each_wave(a, c, [&] { run_sum_mma(a, s, c.stream); });
 }
 
 void run(const Combine& op, const Context& c) {

@@ -11,7 +11,7 @@
 namespace imp::cuda {
 
 inline constexpr int tile_slots = 4;  // at most; more would leave fewer warps
-// Tokens that are not grouped, every slot is its own tile: so few rarely share an expert.
+// Tokens that are not grouped, every slot is its own tile, where grouping costs more than it saves.
 inline constexpr std::int64_t direct_rows = 8;
 inline constexpr std::int64_t most_experts = 8192;  // what a block counts in shared memory
 
@@ -36,26 +36,29 @@ struct FfnArgs {
   Experts gate, up, down;
   const float* x;           // [T, hidden]
   const std::int32_t* ids;  // [slots]
-  Groups groups;            // of tiles; unused if every slot is a tile of its own
-  int tiles;                // at most
+  std::int64_t slots;
+  Groups groups;  // of tiles; unused if every slot is a tile of its own
+  int tiles;      // at most
   bool grouped;
   std::int32_t low, high;  // experts [low, high) of this call
   float *hidden, *y;       // [slots, ff], [slots, hidden]
   int k, n_blocks;
-  // The shared expert beside the others: blocks behind theirs make its hidden row too.
+  bool gathers;  // a gather runs beside this call
+  // The shared expert beside the others: its hidden rows, and what is read next.
   const float *shared_gate, *shared_up;
   float* shared_hidden;
   std::int64_t shared_elements;  // [T * shared ff]; 0 = none
+  const std::byte* shared_down;
+  std::int64_t shared_down_bytes;
 
 #ifdef __CUDACC__
-  __device__ __forceinline__ void shared_block(int block) const {
-    const std::int64_t i = static_cast<std::int64_t>(block) * blockDim.x + threadIdx.x;
-    if (i < shared_elements) shared_hidden[i] = silu(shared_gate[i]) * shared_up[i];
+  __device__ __forceinline__ Tile tile(int i) const {
+    return grouped ? groups.tiles[i] : Tile{ids[i], i, 1};
   }
 #endif
 };
 
-// Sum of a token's slots and its shared expert, for up to `direct_rows` tokens.
+// Sum of a token's slots and its shared expert.
 struct SumArgs {
   Experts down;
   Matrix shared_down;
@@ -63,13 +66,14 @@ struct SumArgs {
   const float *hidden, *shared_hidden, *weights, *share;
   float* y;      // [T, hidden]
   int k, split;  // split: warps that a linear map has for a group of the shared rows
+  int ahead;     // stages of a warp
 };
 
 // Defined in moe_mma.cu: NVFP4 experts on tensor cores.
 bool has_mma(const FfnArgs&);
 void run_mma(const FfnArgs&, cudaStream_t);  // y of every slot
 bool has_sum_mma(const FfnArgs&, const SumArgs&);
-void run_sum_mma(const FfnArgs&, const SumArgs&, cudaStream_t);  // neither tiles nor y of a slot
+void run_sum_mma(FfnArgs, SumArgs, cudaStream_t);  // without y of a slot
 
 #ifdef __CUDACC__
 
@@ -83,14 +87,13 @@ struct Work {
   const std::int32_t* slots = nullptr;  // nullptr: tile i is slot i
   // False if there is no such tile, or not in this call.
   __device__ __forceinline__ bool find(const FfnArgs& a, int i) {
-    if (a.grouped) {
-      if (i >= *a.groups.n_tiles) return false;
-      tile = a.groups.tiles[i];
-      slots = a.groups.slots + tile.first;
-    } else {
-      tile = {a.ids[i], i, 1};
-    }
+    if (a.grouped && i >= *a.groups.n_tiles) return false;
+    take(a, i);
     return tile.expert >= a.low && tile.expert < a.high;
+  }
+  __device__ __forceinline__ void take(const FfnArgs& a, int i) {
+    tile = a.tile(i);
+    slots = a.grouped ? a.groups.slots + tile.first : nullptr;
   }
   __device__ __forceinline__ int slot(int i) const {
     return slots != nullptr ? slots[min(i, tile.count - 1)] : tile.first;

@@ -8,6 +8,7 @@
 #include "cuda/common/formats.cuh"
 #include "cuda/common/math.cuh"
 #include "cuda/common/nvfp4_tiles.cuh"
+#include "cuda/device.h"
 #include "cuda/weights.h"
 
 namespace imp::cuda {
@@ -74,7 +75,8 @@ __global__ void tile_kernel(const std::uint32_t* blocks, std::int64_t first, std
 
 bool can_tile(const Weight& w) {
   return w.dtype == DType::nvfp4 && w.rows % nvfp4_tiles::cols == 0 &&
-         w.cols % nvfp4_tiles::cols == 0 && std::max(w.rows, w.cols) <= most_tiled;
+         w.cols % nvfp4_tiles::cols == 0 && std::max(w.rows, w.cols) <= most_tiled &&
+         limits().code >= 90;
 }
 
 float tiled_missing() { return nvfp4_tiles::missing; }

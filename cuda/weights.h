@@ -100,7 +100,9 @@ void split_blocks(DType, const std::byte* blocks, std::size_t n, std::byte* code
 
 // NVFP4 experts whose sides are both whole tiles are stored in tiles (common/nvfp4_tiles.cuh),
 // their rows' and scales' bytes as many as otherwise.
-inline constexpr std::int64_t most_tiled = 6144;  // rows or columns: the activations a block shares
+// Kernels for them need bulk copies: code for compute capability 9.0 or newer.
+// Rows or columns: a block shares its slots' activations, beside a stage of weights, in 99 KiB.
+inline constexpr std::int64_t most_tiled = 4096;
 bool can_tile(const Weight&);
 float tiled_missing();
 // Blocks [first, first + n) of a matrix.

@@ -56,27 +56,6 @@ struct Pair {
   std::uint32_t low_scales, high_scales;
 };
 
-// Where a lane finds them.
-struct Source {
-  const std::byte *low, *high, *low_scales, *high_scales;
-  __device__ __forceinline__ Pair load(int tile) const {
-    const auto two = [](const std::byte* p) -> std::uint32_t {
-      return __ldg(reinterpret_cast<const std::uint16_t*>(p));
-    };
-    return {stream16(low + tile * code_bytes), stream16(high + tile * code_bytes),
-            two(low_scales + tile * scale_bytes), two(high_scales + tile * scale_bytes)};
-  }
-};
-
-// Row group `low` of one matrix above row group `high` of another (or of the same).
-__device__ __forceinline__ Source source(const Row& a, std::int64_t low, const Row& b,
-                                         std::int64_t high, int tiles) {
-  return {a.data + low * tiles * code_bytes + 16 * lane_id(),
-          b.data + high * tiles * code_bytes + 16 * lane_id(),
-          a.scales + low * tiles * scale_bytes + 2 * lane_id(),
-          b.scales + high * tiles * scale_bytes + 2 * lane_id()};
-}
-
 // f(a, w, j) for the 8 products of a pair: a as mma_bf16 takes it, columns 8w + 4j .. 8w + 4j + 3
 // of a lane's 32.
 template <class F>

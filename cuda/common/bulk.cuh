@@ -1,0 +1,69 @@
+// Bulk copies from global into shared memory, counted by barriers there: one instruction moves
+// whole rows, and what is in flight needs no registers. Older code than 9.0 never calls them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace imp::cuda {
+
+using Barrier = std::uint64_t;  // in shared memory
+
+__device__ __forceinline__ std::uint32_t shared_address(const void* p) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// A phase of each ends with one arrival and the bytes it announced.
+__device__ __forceinline__ void init_barriers(Barrier* b, int n) {
+#if __CUDA_ARCH__ >= 900
+#pragma unroll 1
+  for (int i = 0; i < n; ++i)
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(b + i)) : "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // bulk copies see them
+#endif
+}
+
+// The arrival of a phase: so many bytes will come.
+__device__ __forceinline__ void expect_bytes(Barrier* b, std::uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)),
+               "r"(bytes)
+               : "memory");
+#endif
+}
+
+// Waits for the end of a phase; phases are numbered 0, 1, 0, 1, ...
+__device__ __forceinline__ void await_phase(Barrier* b, std::uint32_t phase) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}" ::"r"(shared_address(b)),
+      "r"(phase)
+      : "memory");
+#endif
+}
+
+// Addresses and size are multiples of 16.
+__device__ __forceinline__ void bulk_copy(void* to, const void* from, std::uint32_t bytes,
+                                          Barrier* b) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(b))
+      : "memory");
+#endif
+}
+
+// Into the second cache.
+__device__ __forceinline__ void bulk_prefetch(const void* from, std::uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#endif
+}
+
+}  // namespace imp::cuda

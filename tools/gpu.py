@@ -134,7 +134,7 @@ def experts(report: Report, _: argparse.Namespace) -> bool:
     """Victims of the device's cache against the host reference, and the speed of its kernels."""
     return report.run(
         "experts",
-        [str(BUILD / "imp_bench_experts"), "20000"],
+        [str(BUILD / "imp_bench_experts"), "100000"],
         lambda t: "\n".join(["", *(f"    {line}" for line in t.splitlines())]),
     )
 

@@ -58,6 +58,21 @@ def test_every_cache_gives_the_same_logits(model: Model, batch: int) -> None:
                     assert sum(stats["wanted"]) - sum(stats["hits"]) <= pairs
 
 
+def test_the_last_of_512_experts(cuda: None) -> None:
+    """All of a layer's experts are chosen, the last ones too, with a third of them cached."""
+    wide = Model.synthetic("flash-next:layers=2,experts=512,vocab=1000,table=512", device="cuda")
+    want, _ = run(wide, 8)
+    with Session(wide, n_ctx=512, taps=["blk.*.expert_ids"]) as session, session.open() as seq:
+        seq.extend(np.random.RandomState(3).randint(0, 1000, 150).astype(np.int32))
+        ids = np.concatenate([session.taps()[f"blk.{i}.expert_ids"].ravel() for i in range(2)])
+        assert {0, 255, 256, 511} <= set(ids.tolist())
+    for policy in ("lru", "pool-lrfu"):
+        got, stats = run(wide, 8, expert_slots=2 * 171, expert_policy=policy)
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_array_equal(a, b)
+        assert 0 < sum(stats["hits"]) < sum(stats["wanted"])
+
+
 def test_counts_equal_the_simulation(model: Model) -> None:
     """The cache of a run, and the reference on the ids that the run chose."""
     from imp_runtime import _core

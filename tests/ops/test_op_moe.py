@@ -281,3 +281,50 @@ def test_moe_ffn_of_any_number_of_rows(device: h.Device, hidden: int, ff: int, s
         h.close(device.run("moe_ffn", few | weights)["y"], want[:n], FFN_TOLERANCE, want)
         backwards = np.arange(most)[::-1][:n]
         h.same(run(backwards), all_rows[backwards])
+
+
+@pytest.mark.parametrize(
+    "hidden, ff, k",
+    [
+        (2688, 768, 3),  # shares of 5 and 6 tiles, and more tiles than a stage takes
+        (4096, 128, 2),  # the widest that CUDA keeps in tiles
+        (4224, 128, 2),
+        (128, 4096, 2),
+        (128, 4224, 2),
+        (128, 128, 10),
+        (128, 128, 11),  # more warps a block
+        (128, 128, 28),  # the most slots that CUDA sums without storing them
+        (128, 128, 29),
+    ],
+)
+def test_moe_ffn_of_any_shape(device: h.Device, hidden: int, ff: int, k: int) -> None:
+    rng = np.random.RandomState(hidden + ff + k)
+    experts, most = 32, 9
+    local = chosen(rng, most, k + 2, k)
+    used = np.sort(rng.permutation(experts)[: k + 2])
+    gate, gate_values = sparse_bank(rng, experts, list(used), ff, hidden)
+    up, up_values = sparse_bank(rng, experts, list(used), ff, hidden)
+    down, down_values = sparse_bank(rng, experts, list(used), hidden, ff)
+    shared_down, shared_values = h.weight(rng, "BF16", hidden, 64, 0.5)
+    x, weights = h.normal(rng, most, hidden), h.f32(rng.uniform(0, 1, (most, k)))
+    narrow, wide = h.normal(rng, most, 64), h.normal(rng, most, 64)
+    logit = rng.standard_normal(most)
+    share = h.f32(refs.sigmoid(logit)[:, None])
+    z = h.f64(narrow)
+    want = refs.combine(
+        refs.experts(h.f64(x), local, gate_values, up_values, down_values).reshape(most, k, hidden),
+        h.f64(weights),
+        (z * refs.sigmoid(z) * h.f64(wide)) @ shared_values.T,
+        logit,
+    )
+    for n in (1, 2, most):
+        rows = {
+            "x": x[:n],
+            "ids": np.ascontiguousarray(used[local[:n]], np.int32),
+            "weights": weights[:n],
+            "share": share[:n],
+            "shared_gate": narrow[:n],
+            "shared_up": wide[:n],
+        }
+        banks = {"gate": gate, "up": up, "down": down, "shared_down": shared_down}
+        h.close(device.run("moe_ffn", rows | banks)["y"], want[:n], FFN_TOLERANCE)

@@ -12,6 +12,7 @@
 #include "cuda/common/math.cuh"
 #include "cuda/common/mma.cuh"
 #include "cuda/common/reduce.cuh"
+#include "cuda/device.h"
 #include "cuda/launch.h"
 #include "cuda/linear.h"
 
@@ -328,20 +329,11 @@ void launch_shape(Args a, cudaStream_t stream) {
                   static_cast<unsigned>(a.ranks), S::shared, stream, a);
 }
 
-// Shared memory that a block can have.
-std::size_t shared_limit() {
-  int device = 0, bytes = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-        "cudaDeviceGetAttribute");
-  return static_cast<std::size_t>(bytes);
-}
-
 // The first shape that the device has room for.
 template <bool Mix, class S, class... Smaller>
 void launch_first(const Args& a, cudaStream_t stream) {
   if constexpr (sizeof...(Smaller) > 0)
-    if (S::shared > shared_limit()) return launch_first<Mix, Smaller...>(a, stream);
+    if (S::shared > limits().block_shared) return launch_first<Mix, Smaller...>(a, stream);
   launch_shape<S, Mix>(a, stream);
 }
 

@@ -98,7 +98,7 @@ void CachedExperts::begin_step(cudaStream_t stream) {
   need_checksums();
   const ExpertCacheView& c = cache_.view();
   const auto pairs = static_cast<std::size_t>(c.layers) * static_cast<std::size_t>(c.experts);
-  check(cudaMemsetAsync(c.reads, 0xff, sizeof(c.reads[0]) * pairs, stream), "cudaMemsetAsync");
+  check(cudaMemsetAsync(c.places, 0xff, sizeof(c.places[0]) * pairs, stream), "cudaMemsetAsync");
 }
 
 ExpertCheck CachedExperts::check_slots(cudaStream_t stream) {
@@ -106,9 +106,12 @@ ExpertCheck CachedExperts::check_slots(cudaStream_t stream) {
   const ExpertCacheView& c = cache_.view();
   auto* hashes = reinterpret_cast<std::uint64_t*>(hashes_.data());
   hash_slots(c, hashes, stream);
-  ExpertCheck checked = imp::check_slots(
-      c.experts, on_host(c.pair_of, c.slots, stream), on_host(hashes, c.slots, stream),
-      store_->checksums(), on_host(c.reads, std::int64_t{c.layers} * c.experts, stream));
+  std::vector<std::int32_t> reads;
+  for (const ExpertPlace& p : on_host(c.places, std::int64_t{c.layers} * c.experts, stream))
+    reads.push_back(p.slot);
+  ExpertCheck checked =
+      imp::check_slots(c.experts, on_host(c.pair_of, c.slots, stream),
+                       on_host(hashes, c.slots, stream), store_->checksums(), reads);
   for (const DamagedExpert& e : checked.damaged) empty(e, stream);
   return checked;
 }

@@ -146,8 +146,8 @@ bool same(const char* policy, std::int64_t steps, cudaStream_t stream) {
 // Slots that held 0xff: what was missing is there whole and counted, nothing else changed.
 bool gathers(std::int64_t blob, std::int64_t first, cudaStream_t stream) {
   constexpr int experts = 520, slots = 48;
-  const auto bytes = static_cast<std::size_t>(experts * blob);
-  const PinnedSlab slab(bytes, 0, bytes);
+  const auto size = static_cast<std::size_t>(experts * blob);
+  const PinnedSlab slab(size, 0, size);
   std::mt19937 random(5);
   for (std::int64_t i = 0; i < experts * blob / 4; ++i)
     reinterpret_cast<std::uint32_t*>(slab.data())[i] = static_cast<std::uint32_t>(random());

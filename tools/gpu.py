@@ -3,7 +3,7 @@ one short table.
 
     python tools/gpu.py [--out DIR] [--jobs 16] [--arch 90a-real] [--only build,ops,...]
 
-Logs of every part go to DIR as files. Exit status 1 if a part failed.
+Logs of every part go to DIR as files. Exit status 1 if a part failed or did not end in time.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +30,7 @@ class Report:
     """Rows of the table: part, result, seconds, facts."""
 
     out: Path
+    limit: float  # seconds of a part
     rows: list[tuple[str, bool, float, str]] = field(default_factory=list)
 
     def run(self, name: str, command: list[str], facts: Callable[[str], str]) -> bool:
@@ -37,9 +40,14 @@ class Report:
         begin = time.monotonic()
         log = self.out / f"{name}.log"
         with log.open("w") as file:
-            ok = (
-                subprocess.run(command, cwd=ROOT, env=env, stdout=file, stderr=file).returncode == 0
-            )
+            try:
+                process = subprocess.run(
+                    command, cwd=ROOT, env=env, stdout=file, stderr=file, timeout=self.limit
+                )
+                ok = process.returncode == 0
+            except subprocess.TimeoutExpired:
+                file.write(f"\nnot done after {self.limit:.0f} s\n")
+                ok = False
         text = log.read_text(errors="replace")
         self.rows.append((name, ok, time.monotonic() - begin, facts(text)))
         if not ok:
@@ -49,7 +57,7 @@ class Report:
 
     def table(self) -> str:
         return "\n".join(
-            f"{name:<10} {'ok' if ok else 'FAILED':<7} {seconds:6.1f} s  {facts}"
+            f"{name:<14} {'ok' if ok else 'FAILED':<7} {seconds:6.1f} s  {facts}"
             for name, ok, seconds, facts in self.rows
         )
 
@@ -57,6 +65,11 @@ class Report:
 def last_line(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
     return lines[-1][-150:] if lines else ""
+
+
+def indented(text: str) -> str:
+    """All lines, without the profiler's warnings."""
+    return "\n".join(["", *(f"    {s}" for s in text.splitlines() if "warn" not in s.lower())])
 
 
 def build(report: Report, args: argparse.Namespace) -> bool:
@@ -74,7 +87,17 @@ def build(report: Report, args: argparse.Namespace) -> bool:
 
 
 def tests(*what: str) -> list[str]:
-    return [sys.executable, "-m", "pytest", "-q", "-x" if "-x" in what else "--maxfail=20", *what]
+    return [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--maxfail=20", *what]
+
+
+def by_file(report: Report, files: Sequence[Path], *options: str) -> bool:
+    """Side by side, a process each: a device error in one leaves the others their device."""
+
+    def run(file: Path) -> bool:
+        return report.run(file.stem.removeprefix("test_"), tests(str(file), *options), last_line)
+
+    with ThreadPoolExecutor(max_workers=6) as pool:
+        return all(list(pool.map(run, files)))
 
 
 def info(report: Report, _: argparse.Namespace) -> bool:
@@ -83,19 +106,23 @@ def info(report: Report, _: argparse.Namespace) -> bool:
 
 
 def ops(report: Report, _: argparse.Namespace) -> bool:
-    return report.run("ops", tests("tests/ops", "-k", "cuda", "-p", "no:cacheprovider"), last_line)
+    return by_file(report, sorted(ROOT.glob("tests/ops/test_op_*.py")), "-k", "cuda or coverage")
 
 
 def models(report: Report, _: argparse.Namespace) -> bool:
-    command = tests("tests/gpu", "--ignore", "tests/gpu/test_gpu_gates.py")
-    return report.run("models", [*command, "-p", "no:cacheprovider"], last_line)
+    """All but the gates; what measures the device's memory comes last, alone."""
+    files = sorted(ROOT.glob("tests/gpu/test_gpu_*.py"))
+    alone = ROOT / "tests" / "gpu" / "test_gpu_budget.py"
+    others = [f for f in files if f != alone and f.stem != "test_gpu_gates"]
+    done = [by_file(report, others), by_file(report, [alone])]
+    return all(done)
 
 
 def gates(report: Report, _: argparse.Namespace) -> bool:
     """What must not be exceeded, with what was measured."""
     return report.run(
         "gates",
-        [*tests("tests/gpu/test_gpu_gates.py"), "-s", "-p", "no:cacheprovider"],
+        tests("tests/gpu/test_gpu_gates.py", "-s"),
         lambda t: "\n".join(["", *(f"    {g}" for g in re.findall(r"gate .*", t)), last_line(t)]),
     )
 
@@ -123,20 +150,42 @@ def bench(report: Report, _: argparse.Namespace) -> bool:
 
 
 def kernels(report: Report, _: argparse.Namespace) -> bool:
-    return report.run(
-        "kernels",
-        [str(BUILD / "imp_bench_cuda")],
-        lambda t: "\n".join(["", *(f"    {line}" for line in t.splitlines())]),
-    )
+    return report.run("kernels", [str(BUILD / "imp_bench_cuda")], indented)
+
+
+def decode(report: Report, _: argparse.Namespace) -> bool:
+    """Decode of the full shape with everything in device memory; dense weights of 8 bits too."""
+    script = [sys.executable, str(ROOT / "tools" / "gpu_decode.py")]
+    runs = {
+        "decode": ["--batch", "1,8,32,64,128", "--kernels", "24"],
+        "decode_q8": ["--synthetic", "flash-next:dense=q8_0", "--batch", "1,8"],
+        "invariant": ["--batch", "1", "--batch-invariant"],
+    }
+    done = [report.run(name, script + args, indented) for name, args in runs.items()]
+    return all(done)
+
+
+def host(report: Report, _: argparse.Namespace) -> bool:
+    """Decode with the experts on the host, held to the memory of smaller cards."""
+    script = [sys.executable, str(ROOT / "tools" / "gpu_decode.py"), "--routing", "prose"]
+    table = Path(tempfile.gettempdir()) / "imp-ngram-table"
+    script += ["--context", "256", "--ngram-file", str(table), "--kernels", "8"]
+    runs = {
+        "32GiB": ["--batch", "1,8", "--tokens", "512", "--repeat", "5"],
+        "24GiB": ["--batch", "1", "--tokens", "128"],
+        "16GiB": ["--batch", "1", "--tokens", "128"],
+        "12GiB": ["--batch", "1", "--tokens", "128"],
+    }
+    done = [
+        report.run(f"host_{limit}", [*script, "--vram-limit", limit, *args], indented)
+        for limit, args in runs.items()
+    ]
+    return all(done)
 
 
 def experts(report: Report, _: argparse.Namespace) -> bool:
     """Victims of the device's cache against the host reference, and the speed of its kernels."""
-    return report.run(
-        "experts",
-        [str(BUILD / "imp_bench_experts"), "100000"],
-        lambda t: "\n".join(["", *(f"    {line}" for line in t.splitlines())]),
-    )
+    return report.run("experts", [str(BUILD / "imp_bench_experts"), "100000"], indented)
 
 
 PARTS: dict[str, Callable[[Report, argparse.Namespace], bool]] = {
@@ -149,6 +198,8 @@ PARTS: dict[str, Callable[[Report, argparse.Namespace], bool]] = {
     "bench": bench,
     "kernels": kernels,
     "experts": experts,
+    "decode": decode,
+    "host": host,
 }
 
 
@@ -159,9 +210,10 @@ def main() -> int:
     parser.add_argument("--arch", default="90a-real")
     parser.add_argument("--cxx", default=shutil.which("g++") or "g++")  # whatever $CXX says
     parser.add_argument("--only", default=",".join(p for p in PARTS if p != "sanitize"))
+    parser.add_argument("--limit", type=float, default=180, help="seconds that a part may take")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    report = Report(args.out)
+    report = Report(args.out, args.limit)
     ok = True
     for name in args.only.split(","):
         done = PARTS[name](report, args)

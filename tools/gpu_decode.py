@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import statistics
 import time
 from collections import defaultdict
 
@@ -120,6 +121,7 @@ def main() -> None:
     parser.add_argument("--policy", default=USUAL_EXPERT_POLICY)
     parser.add_argument("--routing", default="model", help="or prose, uniform, trace:FILE")
     parser.add_argument("--tokens", type=int, default=STEPS, help="measured steps of a batch size")
+    parser.add_argument("--repeat", type=int, default=1, help="runs of greedy tokens")
     args = parser.parse_args()
     counts = [int(n) for n in args.batch.split(",")]
     begin = time.perf_counter()
@@ -129,7 +131,7 @@ def main() -> None:
         args.synthetic, device="cuda", limits=limits, table_file=args.ngram_file
     )
     prompt = np.random.RandomState(1).randint(0, model.vocab_size, args.context).astype(np.int32)
-    room = args.context + len(counts) * (3 * (WARM_UP + args.tokens) + TRACED) + 16
+    room = args.context + len(counts) * ((2 + args.repeat) * (WARM_UP + args.tokens) + TRACED) + 16
     options = {"expert_slots": args.slots, "expert_policy": args.policy, "routing": args.routing}
     options["batch_invariant"] = args.batch_invariant
     most = max(counts)
@@ -149,7 +151,11 @@ def main() -> None:
             flush=True,
         )
         for count in counts:
-            greedy = wall_time(batch, count, args.tokens, SamplingParams(temperature=0))
+            runs = [
+                wall_time(batch, count, args.tokens, SamplingParams(temperature=0))
+                for _ in range(args.repeat)
+            ]
+            greedy = statistics.median(runs)
             sampled = wall_time(batch, count, args.tokens, SamplingParams())
             experts = counter(session.expert_stats)
             wall = wall_time(batch, count, args.tokens, None)
@@ -166,6 +172,12 @@ def main() -> None:
                 f"sampled {sampled * 1e3:.2f} ms = {count / sampled:.0f} tok/s"
             )
             print(f"    {memory}")
+            if args.repeat > 1:
+                print(
+                    f"    greedy tokens, {args.repeat} runs of {args.tokens}: "
+                    f"{count / max(runs):.1f} to {count / min(runs):.1f} tok/s, "
+                    f"median {count / greedy:.1f}"
+                )
             if found is not None:
                 print(
                     f"    routing {args.routing}, {args.policy}, {slots} slots: hit rate "

@@ -132,10 +132,11 @@ TEST_CASE("patterns equal their definition on all short strings") {
 TEST_CASE("activations of the released shape take what plans of memory count") {
   const auto model = make_synthetic("flash-next:table=65536", false);
   const HParams& h = model->hparams();
+  const StateLayout state = state_layout(h);
   const double streams = static_cast<double>(h.wide()), vocab = static_cast<double>(h.vocab);
   const auto values = [&](std::int64_t rows, std::int64_t outputs) {
     Graph g;
-    Builder builder(g, *model, state_layout(h), {rows, outputs}, true);
+    Builder builder(g, *model, state, {rows, outputs}, true);
     g.keep(model->arch().build(builder).logits);
     return static_cast<double>(plan(g).bytes) / sizeof(float);
   };

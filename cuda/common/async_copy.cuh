@@ -1,15 +1,14 @@
 // Copies from global to shared memory that a thread starts and later waits for, in groups.
 #pragma once
 
-#include <cstdint>
+#include "cuda/common/shared_memory.cuh"
 
 namespace imp::cuda {
 
 // 16 bytes; zeros if there is nothing to read, whatever `from` is.
 __device__ __forceinline__ void copy_async(void* shared, const void* from, bool there) {
-  const auto to = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "r"(there ? 16 : 0)
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+               "l"(from), "r"(there ? 16 : 0)
                : "memory");
 }
 // What was started since the last group becomes one.

@@ -5,13 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/common/shared_memory.cuh"
+
 namespace imp::cuda {
 
 using Barrier = std::uint64_t;  // in shared memory
-
-__device__ __forceinline__ std::uint32_t shared_address(const void* p) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
-}
 
 // A phase of each ends with one arrival and the bytes it announced.
 __device__ __forceinline__ void init_barriers(Barrier* b, int n) {

@@ -1,7 +1,7 @@
 // Blocks of a cluster: they run at the same time and see each other's shared memory.
 #pragma once
 
-#include <cstdint>
+#include "cuda/common/shared_memory.cuh"
 
 namespace imp::cuda {
 
@@ -28,10 +28,9 @@ __device__ __forceinline__ void cluster_wait() {
 // *p = v in the shared memory of block `rank` of the cluster.
 __device__ __forceinline__ void store_remote(float* p, unsigned rank, float v) {
 #if __CUDA_ARCH__ >= 900
-  const auto here = static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
   asm volatile(
       "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;"
-      " st.shared::cluster.f32 [there], %2; }" ::"r"(here),
+      " st.shared::cluster.f32 [there], %2; }" ::"r"(shared_address(p)),
       "r"(rank), "f"(v)
       : "memory");
 #endif
@@ -41,12 +40,11 @@ __device__ __forceinline__ void store_remote(float* p, unsigned rank, float v) {
 __device__ __forceinline__ float load_remote(const float* p, int rank) {
   float v = 0;
 #if __CUDA_ARCH__ >= 900
-  const auto here = static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
   asm volatile(
       "{ .reg .b32 there; mapa.shared::cluster.u32 there, %1, %2;"
       " ld.shared::cluster.f32 %0, [there]; }"
       : "=f"(v)
-      : "r"(here), "r"(rank)
+      : "r"(shared_address(p)), "r"(rank)
       : "memory");
 #endif
   return v;

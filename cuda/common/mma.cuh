@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "cuda/common/shared_memory.cuh"
+
 namespace imp::cuda {
 
 // d += a b with fp32 sums; a [16, 16], b [16, 8], d [16, 8]. With g = lane / 4 and c = lane % 4:
@@ -25,7 +27,7 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], const std::uint32_t (&a)
 __device__ __forceinline__ void load_a(std::uint32_t (&a)[4], const void* shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-               : "r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(shared)))
+               : "r"(shared_address(shared))
                : "memory");
 }
 

@@ -52,7 +52,10 @@ class Call {
         d.log_min_p = std::log(nb::cast<float>(t[3]));
         d.uniform = nb::cast<double>(t[4]);
         const auto ids = nb::cast<std::vector<std::int32_t>>(t[5]);
-        std::copy_n(ids.begin(), std::min(ids.size(), Draw::max_suppressed), d.suppressed);
+        if (ids.size() > Draw::max_suppressed)
+          fail(ErrorCode::invalid_argument,
+               str(ids.size(), " suppressed tokens, a draw takes ", Draw::max_suppressed));
+        std::ranges::copy(ids, d.suppressed);
       }
     if (step.contains("ngram_rows"))
       step_.ngram_rows = nb::cast<std::vector<std::vector<std::int32_t>>>(step["ngram_rows"]);

@@ -1,15 +1,16 @@
 """`imp plan`: what goes where, and how fast it would be, before anything is loaded."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from imp_runtime._core import USUAL_EXPERT_POLICY
+from imp_runtime.cli.llama_common import limits_of
 from imp_runtime.errors import ImpError
-from imp_runtime.planner import Machine, ModelSizes, Request, file_sizes, plan, synthetic_sizes
+from imp_runtime.planner import ModelSizes, Request, file_sizes, plan, synthetic_sizes
 from imp_runtime.planner.measured import PCIE_BANDWIDTH, RAM_BANDWIDTH, VRAM_BANDWIDTH
 from imp_runtime.session import CACHE_TYPES
 from imp_runtime.units import parse_bytes
@@ -73,16 +74,11 @@ def register(app: typer.Typer) -> None:
         for flag, value in (("-ctk", cache_type_k), ("-ctv", cache_type_v)):
             if value not in CACHE_TYPES:
                 raise ImpError(f"{flag} is '{value}', it must be one of {', '.join(CACHE_TYPES)}")
-        here = Machine.here(
-            vram_bytes=None if vram_limit is None else parse_bytes(vram_limit, "--vram-limit"),
-            ram_bytes=None if ram_limit is None else parse_bytes(ram_limit, "--ram-limit"),
-        )
-        machine = Machine(
-            here.vram_bytes,
-            here.ram_bytes,
-            vram_bandwidth * 1e9,
-            pcie_bandwidth * 1e9,
-            ram_bandwidth * 1e9,
+        machine = replace(
+            limits_of(vram_limit, ram_limit, policy).machine(),
+            vram_bandwidth=vram_bandwidth * 1e9,
+            pcie_bandwidth=pcie_bandwidth * 1e9,
+            ram_bandwidth=ram_bandwidth * 1e9,
         )
         request = Request(
             n_ctx=n_ctx or None,

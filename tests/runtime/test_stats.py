@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from imp_runtime import LLM, SamplingParams
-from imp_runtime.stats import ExpertCounts, Stats, counter
+from imp_runtime.stats import ExpertCheck, ExpertCounts, Stats, counter
 from imp_runtime.timings import Timings
 
 File = Callable[[str], Path]
@@ -25,6 +25,14 @@ def test_expert_counts() -> None:
     assert (counts.misses, counts.miss_bytes, counts.hit_rate) == (15, 15000, 0.625)
     assert str(counts) == "hit rate 62.50%, 15 of 40 experts missed, 0.000 GB over PCIe"
     assert (counts - counts).hit_rate == 0.0
+
+
+def test_expert_check() -> None:
+    compared = "4 experts in VRAM and 9 on the host compared, "
+    assert str(ExpertCheck(4, 9, [])) == compared + "all are as they were read"
+    assert str(ExpertCheck(4, 9, [(2, 7, 3), (2, 8, -1)])) == (
+        compared + "2 differ from what was read, first: layer 2, expert 7, slot 3"
+    )
 
 
 def test_counter() -> None:

@@ -14,9 +14,10 @@ ExpertCacheShape shape_of(const std::vector<ExpertLayer>& layers, const CudaOpti
   return {std::ssize(layers), layers.front().banks[0]->experts, o.expert_slots};
 }
 
-ExpertCacheMemory::Shape memory_of(const ExpertCacheShape& s, const ExpertPolicy& policy,
+ExpertCacheMemory::Shape memory_of(const ExpertCacheShape& s, const CudaOptions& o,
                                    const ExpertBlob& blob) {
-  return {s.layers, s.experts, s.slots, staging_slots(s, policy), blob.bytes, blob.first_bytes()};
+  return {s.layers,   s.experts,          s.slots,          staging_slots(s, o.expert_policy),
+          blob.bytes, blob.first_bytes(), o.overlap_gathers};
 }
 
 template <class T>
@@ -34,8 +35,8 @@ CachedExperts::CachedExperts(const std::vector<ExpertLayer>& layers, const CudaO
                              WeightStore& weights, cudaStream_t stream)
     : store_(weights.expert_store(layers, o.ram_limit, o.verify_experts)),
       wave_(step_experts(shape_of(layers, o), o.expert_policy)),
-      cache_(memory_of(shape_of(layers, o), o.expert_policy, store_->blob()), o.expert_policy,
-             store_->layers(), stream),
+      cache_(memory_of(shape_of(layers, o), o, store_->blob()), o.expert_policy, store_->layers(),
+             stream),
       hashes_(device_memory(o.verify_experts ? 8 * static_cast<std::size_t>(o.expert_slots) : 0,
                             "checksums of experts")) {
   for (std::size_t l = 0; l < layers.size(); ++l)

@@ -257,7 +257,7 @@ __global__ void __launch_bounds__(gather_threads)
   await_previous();
   const int n = *c.n_misses;
   if (n == 0) return;
-  allow_next();
+  if (c.overlap) allow_next();
   const int first_end = n * first_pieces;
   for (int p = blockIdx.x; p < first_end + n * more_pieces; p += gridDim.x) {
     const bool later = p >= first_end;
@@ -343,6 +343,7 @@ ExpertCacheMemory::ExpertCacheMemory(const Shape& shape, const ExpertPolicy& pol
            static_cast<std::int32_t>(shape.staging),
            static_cast<std::int64_t>(shape.blob_bytes),
            static_cast<std::int64_t>(shape.first_bytes),
+           shape.overlap,
            slab_.data(),
            reinterpret_cast<const std::byte* const*>(t + bases),
            reinterpret_cast<std::int32_t*>(t + slot_of),

@@ -33,6 +33,7 @@ struct ExpertCacheView {
   ExpertPolicy policy;
   std::int32_t layers = 0, experts = 0, slots = 0, staging = 0;
   std::int64_t blob_bytes = 0, first_bytes = 0;
+  bool overlap = true;                      // CudaOptions::overlap_gathers
   std::byte* slab = nullptr;                // [slots + staging, blob_bytes]
   const std::byte* const* store = nullptr;  // [layers] mapped host memory, [experts, blob_bytes]
 
@@ -64,6 +65,7 @@ class ExpertCacheMemory {
   struct Shape {
     std::int64_t layers = 0, experts = 0, slots = 0, staging = 0;
     std::size_t blob_bytes = 0, first_bytes = 0;
+    bool overlap = true;
   };
   // `store`: per layer, mapped memory of all its blobs. Fails with out_of_memory (naming both
   // numbers) or invalid_argument, also if there are fewer slots than layers.
@@ -88,9 +90,9 @@ void resolve_experts(const ExpertCacheView&, std::int32_t layer, const std::int3
 void hash_slots(const ExpertCacheView&, std::uint64_t* hashes, cudaStream_t);
 
 // Copies the listed misses of a layer from the store into their slots, by whole lines, the first
-// bytes of all before the rest. The next kernel may run beside it: it starts when the misses are
-// known, and waits for what it reads by their counts in `arrived`. Blocks of the gather wait for
-// nothing and all run before the first that waits for them, so this ends.
+// bytes of all before the rest. With `overlap` the next kernel runs beside it: it starts when the
+// misses are known, and waits for what it reads by their counts in `arrived`. Blocks of the gather
+// wait for nothing and all run before the first that waits for them, so this ends.
 void gather_experts(const ExpertCacheView&, std::int32_t layer, cudaStream_t);
 
 }  // namespace imp::cuda

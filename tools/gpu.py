@@ -170,17 +170,23 @@ def host(report: Report, _: argparse.Namespace) -> bool:
     script = [sys.executable, str(ROOT / "tools" / "gpu_decode.py"), "--routing", "prose"]
     table = Path(tempfile.gettempdir()) / "imp-ngram-table"
     script += ["--context", "256", "--ngram-file", str(table), "--kernels", "8"]
+    short = ["--batch", "1", "--tokens", "64"]
     runs = {
-        "32GiB": ["--batch", "1,8", "--tokens", "512", "--repeat", "5"],
-        "24GiB": ["--batch", "1", "--tokens", "128"],
-        "16GiB": ["--batch", "1", "--tokens", "128"],
-        "12GiB": ["--batch", "1", "--tokens", "128"],
+        "32GiB": ["--vram-limit", "32GiB", "--batch", "1", "--tokens", "512", "--repeat", "5"],
+        "batch_8": ["--vram-limit", "32GiB", "--batch", "8", "--tokens", "128", "--repeat", "3"],
+        "no_overlap": ["--vram-limit", "32GiB", "--no-overlap", *short],
+        "q8_0": ["--vram-limit", "32GiB", "--synthetic", "flash-next:dense=q8_0", *short],
+        "24GiB": ["--vram-limit", "24GiB", *short],
+        "16GiB": ["--vram-limit", "16GiB", *short],
+        "12GiB": ["--vram-limit", "12GiB", *short],
     }
-    done = [
-        report.run(f"host_{limit}", [*script, "--vram-limit", limit, *args], indented)
-        for limit, args in runs.items()
-    ]
+    done = [report.run(f"host_{name}", script + args, indented) for name, args in runs.items()]
     return all(done)
+
+
+def simulator(report: Report, _: argparse.Namespace) -> bool:
+    """The cache of a run at released shape hits as often as `imp sim` says."""
+    return report.run("simulator", [sys.executable, str(ROOT / "tools" / "gpu_trace.py")], indented)
 
 
 def experts(report: Report, _: argparse.Namespace) -> bool:
@@ -200,6 +206,7 @@ PARTS: dict[str, Callable[[Report, argparse.Namespace], bool]] = {
     "experts": experts,
     "decode": decode,
     "host": host,
+    "simulator": simulator,
 }
 
 

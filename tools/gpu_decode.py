@@ -32,6 +32,18 @@ DENSE_BYTES = 8.62e9  # BF16 weights that every step of the released shape reads
 EXPERT_BYTES = 2764800.0
 SEQUENCE_BYTES = 0.226e9  # recurrent state, read and written
 LAYERS = 48
+PARTS = {
+    "misses over the bus": "gather_kernel",
+    "finding experts": "resolve",
+    "experts": "up_tiles|down_tiles|sum_mma|ffn|combine|group_kernel|swiglu",
+    "router and choice": "route",
+    "residual streams": "read_|residual|inject|mix",
+    "attention": "attend|score|select|merge|rope|index|head_norm|kv_store",
+    "delta net": "delta|conv_silu|gated_norm",
+    "dense maps": "linear|Kernel|gemm|nvjet|split|join",
+    "tokens": "sample|embed|ngram|outputs",
+}
+"""Parts of a step by the first pattern that a kernel's name has."""
 
 
 class Batch:
@@ -99,6 +111,16 @@ def traced(batch: Batch, count: int) -> tuple[float, int, dict[str, tuple[float,
     return span / n, len(kernels) // n, {k: (s / n, int(c) // n) for k, (s, c) in own.items()}
 
 
+def by_part(own: dict[str, tuple[float, int]]) -> str:
+    """ms a step of each part."""
+    sums: dict[str, float] = defaultdict(float)
+    for name, (seconds, _) in own.items():
+        part = next((p for p, pattern in PARTS.items() if re.search(pattern, name)), "others")
+        sums[part] += seconds
+    order = sorted(sums.items(), key=lambda item: -item[1])
+    return "ms by part: " + ", ".join(f"{part} {s * 1e3:.2f}" for part, s in order)
+
+
 def memory_line(session: Session) -> str:
     """Device memory that is in use, all processes and CUDA itself included, beside the plan."""
     line = f"device memory: {gib(vram_in_use())} in use"
@@ -120,6 +142,7 @@ def main() -> None:
     parser.add_argument("--ngram-file", help="n-gram table, written if it does not exist")
     parser.add_argument("--policy", default=USUAL_EXPERT_POLICY)
     parser.add_argument("--routing", default="model", help="or prose, uniform, trace:FILE")
+    parser.add_argument("--no-overlap", action="store_true", help="experts after their gather")
     parser.add_argument("--tokens", type=int, default=STEPS, help="measured steps of a batch size")
     parser.add_argument("--repeat", type=int, default=1, help="runs of greedy tokens")
     args = parser.parse_args()
@@ -134,6 +157,7 @@ def main() -> None:
     room = args.context + len(counts) * ((2 + args.repeat) * (WARM_UP + args.tokens) + TRACED) + 16
     options = {"expert_slots": args.slots, "expert_policy": args.policy, "routing": args.routing}
     options["batch_invariant"] = args.batch_invariant
+    options["overlap_gathers"] = not args.no_overlap
     most = max(counts)
     with Session(model, n_ctx=room, max_seqs=most, max_outputs=most, **options) as session:
         batch = Batch(session, prompt, max(counts))
@@ -172,6 +196,7 @@ def main() -> None:
                 f"sampled {sampled * 1e3:.2f} ms = {count / sampled:.0f} tok/s"
             )
             print(f"    {memory}")
+            print(f"    {by_part(own)}")
             if args.repeat > 1:
                 print(
                     f"    greedy tokens, {args.repeat} runs of {args.tokens}: "

@@ -102,6 +102,8 @@ struct CudaOptions {
   // that used one that differs fails (io).
   bool verify_experts = false;
   double step_timeout = usual_step_timeout;  // seconds of a step of up to step_timeout_rows
+  // Kernels that read experts run beside the gather of those that the cache misses, not after it.
+  bool overlap_gathers = true;
 };
 // A model's weights on the device, for all backends that are made with it: uploaded once, freed
 // with the last backend. One model and one device each.

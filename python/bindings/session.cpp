@@ -159,7 +159,8 @@ void bind_session(nb::module_& m) {
              const std::string& cache_type_k, const std::string& cache_type_v,
              const std::string& routing, const std::optional<RoutingIds>& routing_ids,
              std::int64_t expert_slots, const std::string& expert_policy, std::int64_t ram_limit,
-             const DeviceWeights* weights, bool verify_experts, double step_timeout) {
+             const DeviceWeights* weights, bool verify_experts, double step_timeout,
+             bool overlap_gathers) {
             const imp::CudaOptions cuda{0,
                                         graphs,
                                         batch_invariant,
@@ -167,7 +168,8 @@ void bind_session(nb::module_& m) {
                                         imp::read_policy(expert_policy),
                                         static_cast<std::size_t>(ram_limit),
                                         verify_experts,
-                                        step_timeout};
+                                        step_timeout,
+                                        overlap_gathers};
             if (!(step_timeout > 0 && step_timeout <= imp::max_step_timeout))
               imp::fail(imp::ErrorCode::invalid_argument,
                         imp::str("a step timeout of ", step_timeout,
@@ -204,7 +206,8 @@ void bind_session(nb::module_& m) {
           nb::arg("routing") = "model", nb::arg("routing_ids") = nb::none(),
           nb::arg("expert_slots") = -1, nb::arg("expert_policy") = imp::usual_policy,
           nb::arg("ram_limit") = 0, nb::arg("weights") = nb::none(),
-          nb::arg("verify_experts") = false, nb::arg("step_timeout") = imp::usual_step_timeout)
+          nb::arg("verify_experts") = false, nb::arg("step_timeout") = imp::usual_step_timeout,
+          nb::arg("overlap_gathers") = true)
       .def("close", &PySession::close)
       .def_prop_ro("n_ctx",
                    [](PySession& s) { return s.use([](imp::Session& x) { return x.n_ctx(); }); })

@@ -178,6 +178,7 @@ class Session:
         weights: DeviceWeights | None = None,
         verify_experts: bool = False,
         step_timeout: float = 60.0,
+        overlap_gathers: bool = True,
     ) -> None: ...
     def expert_stats(self) -> dict[str, Any]: ...
     def verify_experts(self) -> tuple[int, int, list[tuple[int, int, int]]]:

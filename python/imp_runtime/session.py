@@ -54,6 +54,7 @@ class Session:
         ram_limit: int = 0,
         verify_experts: bool = False,
         step_timeout: float = USUAL_STEP_TIMEOUT,
+        overlap_gathers: bool = True,
     ):
         """Plan memory.
 
@@ -99,6 +100,8 @@ class Session:
                 that differs raises. For machines in doubt: it is slow.
             step_timeout: CUDA: seconds of a step of up to 512 tokens, after which it raises and the
                 session is of no more use; more tokens have as much longer.
+            overlap_gathers: of expert_slots; kernels that read experts run beside the gather of
+                those that are missing. False: after it, to measure what that hides.
 
         Raises:
             ImpError: a number is out of range, a cache type that the device or the heads of the
@@ -155,6 +158,7 @@ class Session:
             weights=model.weights,
             verify_experts=verify_experts,
             step_timeout=step_timeout,
+            overlap_gathers=overlap_gathers,
         )
         # Any thread may ask for these, even while a step runs.
         self._n_ctx, self._n_ubatch = self.core.n_ctx, self.core.n_ubatch

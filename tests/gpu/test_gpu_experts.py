@@ -58,6 +58,15 @@ def test_every_cache_gives_the_same_logits(model: Model, batch: int) -> None:
                     assert sum(stats["wanted"]) - sum(stats["hits"]) <= pairs
 
 
+def test_experts_beside_their_gather_or_after_it(model: Model) -> None:
+    slots = LAYERS * K
+    want, beside = run(model, 1, expert_slots=slots)
+    got, after = run(model, 1, expert_slots=slots, overlap_gathers=False)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert after["hits"] == beside["hits"]
+
+
 def test_the_last_of_512_experts(cuda: None) -> None:
     """All of a layer's experts are chosen, the last ones too, with a third of them cached."""
     wide = Model.synthetic("flash-next:layers=2,experts=512,vocab=1000,table=512", device="cuda")

@@ -30,6 +30,7 @@ struct Resolve {
   const std::int32_t* ids;
   std::int32_t n, low, high;
   bool first;
+  bool early;  // no kernel that may still run changes what read_tables() reads
 };
 
 // Number of `mine` in the threads before this one; `total` of all. Every thread calls it.
@@ -48,6 +49,9 @@ __device__ int block_rank(bool mine, int* warps, int& total) {
 }
 
 struct Shared {
+  std::uint64_t slot_score[max_cached_experts];  // of the layer's own slots, as the step finds them
+  std::int32_t slot_pair[max_cached_experts];
+  ScoreTable table;
   std::uint64_t keys[max_cached_experts];  // of the layer's slots, or of the chosen victims
   std::uint64_t miss_score[max_cached_experts];
   std::int32_t miss[max_cached_experts], victim[max_cached_experts];
@@ -58,19 +62,58 @@ struct Shared {
   int warps[resolve_warps];
 };
 
-__device__ std::uint64_t key_of(const Resolve& r, const Shared& s, std::int32_t slot) {
-  const std::int32_t pair = r.c.pair_of[slot];
-  if (pair < 0) return victim_key(0, slot);
-  const std::int32_t layer = pair / r.c.experts;
-  if (layer == r.layer && s.routed[pair - layer * r.c.experts] != 0) return no_victim;
-  return victim_key(r.c.score[pair], slot);
+// What a slot holds: a pair or -1, and its score.
+struct Held {
+  std::int32_t pair;
+  std::uint64_t score;
+};
+
+__device__ __forceinline__ Held held(const ExpertCacheView& c, std::int32_t slot) {
+  const std::int32_t pair = c.pair_of[slot];
+  return {pair, pair < 0 ? 0 : c.score[pair]};
+}
+
+// A thread's experts of the layer, before this step uses them.
+constexpr int thread_experts = max_cached_experts / resolve_threads;
+struct Known {
+  std::uint64_t score[thread_experts];
+  std::int32_t slot[thread_experts];
+};
+
+__device__ __forceinline__ void read_tables(const Resolve& r, Shared& s, Known& known) {
+  const ExpertCacheView& c = r.c;
+#pragma unroll
+  for (int i = 0; i < thread_experts; ++i) {
+    const int e = i * resolve_threads + static_cast<int>(threadIdx.x);
+    if (e >= c.experts) continue;
+    const std::int64_t pair = static_cast<std::int64_t>(r.layer) * c.experts + e;
+    known.score[i] = c.score[pair];
+    known.slot[i] = c.slot_of[pair];
+  }
+  if (!c.policy.per_layer) return;
+  const std::int32_t first = first_slot_of(r.layer, c.layers, c.slots),
+                     slots = first_slot_of(r.layer + 1, c.layers, c.slots) - first;
+  for (int i = threadIdx.x; i < slots; i += resolve_threads) {
+    const Held h = held(c, first + i);
+    s.slot_pair[i] = h.pair;
+    s.slot_score[i] = h.score;
+  }
+}
+
+__device__ std::uint64_t key_of(const Resolve& r, const Shared& s, const Held& h,
+                                std::int32_t slot) {
+  if (h.pair < 0) return victim_key(0, slot);
+  const std::int32_t layer = h.pair / r.c.experts;
+  if (layer == r.layer && s.routed[h.pair - layer * r.c.experts] != 0) return no_victim;
+  return victim_key(h.score, slot);
 }
 
 // s.victim[i] = the slot with the i-th lowest key, i < n: each key's rank is the number below it.
 __device__ void layer_victims(const Resolve& r, Shared& s, int n, std::int32_t first,
                               std::int32_t last) {
   const int slots = last - first;
-  for (int i = threadIdx.x; i < slots; i += resolve_threads) s.keys[i] = key_of(r, s, first + i);
+  for (int i = threadIdx.x; i < slots; i += resolve_threads)
+    s.keys[i] = key_of(r, s, {s.slot_pair[i], s.slot_score[i]}, first + i);
   __syncthreads();
   for (int i = threadIdx.x; i < slots; i += resolve_threads) {
     const std::uint64_t key = s.keys[i];
@@ -88,7 +131,7 @@ __device__ void pool_victims(const Resolve& r, Shared& s, int n) {
   __syncthreads();
   std::uint64_t least = no_victim, most = 0;
   for (std::int32_t i = threadIdx.x; i < r.c.slots; i += resolve_threads) {
-    const std::uint64_t key = key_of(r, s, i);
+    const std::uint64_t key = key_of(r, s, held(r.c, i), i);
     if (key == no_victim) continue;
     least = min(least, key);
     most = max(most, key);
@@ -113,7 +156,7 @@ __device__ void pool_victims(const Resolve& r, Shared& s, int n) {
     for (int i = threadIdx.x; i < 256; i += resolve_threads) s.histogram[i] = 0;
     __syncthreads();
     for (std::int32_t i = threadIdx.x; i < r.c.slots; i += resolve_threads) {
-      const std::uint64_t key = key_of(r, s, i);
+      const std::uint64_t key = key_of(r, s, held(r.c, i), i);
       const std::uint64_t above = shift + 8 >= 64 ? 0 : key >> (shift + 8);
       if (key != no_victim && above == prefix) atomicAdd(&s.histogram[key >> shift & 255], 1u);
     }
@@ -128,7 +171,7 @@ __device__ void pool_victims(const Resolve& r, Shared& s, int n) {
     prefix = s.prefix;
   }
   for (std::int32_t i = threadIdx.x; i < r.c.slots; i += resolve_threads) {
-    const std::uint64_t key = key_of(r, s, i);
+    const std::uint64_t key = key_of(r, s, held(r.c, i), i);
     if (key <= prefix) s.keys[atomicAdd(&s.found, 1)] = key;  // any order: they are ranked next
   }
   __syncthreads();
@@ -144,9 +187,15 @@ __device__ void pool_victims(const Resolve& r, Shared& s, int n) {
 __global__ void __launch_bounds__(resolve_threads)
     resolve_kernel(const __grid_constant__ Resolve r) {
   __shared__ Shared s;
-  begin();
   const ExpertCacheView& c = r.c;
+  Known known;
+  if (r.early) read_tables(r, s, known);
+  if (threadIdx.x < sizeof(ScoreTable) / 4)
+    reinterpret_cast<std::uint32_t*>(&s.table)[threadIdx.x] =
+        reinterpret_cast<const std::uint32_t*>(c.add)[threadIdx.x];
   for (int e = threadIdx.x; e < c.experts; e += resolve_threads) s.routed[e] = 0;
+  begin();
+  if (!r.early) read_tables(r, s, known);
   const std::uint64_t step = *c.step + (r.first ? 1 : 0);
   __syncthreads();
   if (threadIdx.x == 0) *c.step = step;
@@ -158,15 +207,17 @@ __global__ void __launch_bounds__(resolve_threads)
 
   const std::int64_t row = static_cast<std::int64_t>(r.layer) * c.experts;
   int n = 0, wanted = 0;
-  for (int base = 0; base < c.experts; base += resolve_threads) {
-    const int e = base + static_cast<int>(threadIdx.x);
+#pragma unroll
+  for (int i = 0; i < thread_experts; ++i) {
+    if (i * resolve_threads >= c.experts) break;
+    const int e = i * resolve_threads + static_cast<int>(threadIdx.x);
     const bool routed = e < c.experts && s.routed[e] != 0;
     std::int32_t slot = -1;
     std::uint64_t score = 0;
     if (routed) {
-      score = used_score(c.policy, c.add, c.score[row + e], step);
+      score = used_score(c.policy, s.table.add.data(), known.score[i], step);
       c.score[row + e] = score;
-      slot = c.slot_of[row + e];
+      slot = known.slot[i];
       if (slot >= 0) c.places[row + e] = {slot, -1};
     }
     int total;
@@ -176,14 +227,13 @@ __global__ void __launch_bounds__(resolve_threads)
       s.miss_score[n + at] = score;
     }
     n += total;
-    block_rank(routed, s.warps, total);
-    wanted += total;
+    wanted += __syncthreads_count(routed);
   }
   __syncthreads();
+  const std::int32_t own = first_slot_of(r.layer, c.layers, c.slots);
   if (n > 0) {
     if (c.policy.per_layer)
-      layer_victims(r, s, n, first_slot_of(r.layer, c.layers, c.slots),
-                    first_slot_of(r.layer + 1, c.layers, c.slots));
+      layer_victims(r, s, n, own, first_slot_of(r.layer + 1, c.layers, c.slots));
     else
       pool_victims(r, s, n);
   }
@@ -204,10 +254,11 @@ __global__ void __launch_bounds__(resolve_threads)
           rank += s.miss_score[j] > score || (s.miss_score[j] == score && j < i);
       }
       slot = s.victim[rank];
-      const std::int32_t old = c.pair_of[slot];
-      enters = !c.policy.admission || old < 0 || score > c.score[old];
+      const Held old = c.policy.per_layer ? Held{s.slot_pair[slot - own], s.slot_score[slot - own]}
+                                          : held(c, slot);
+      enters = !c.policy.admission || old.pair < 0 || score > old.score;
       if (enters) {
-        if (old >= 0) c.slot_of[old] = -1;
+        if (old.pair >= 0) c.slot_of[old.pair] = -1;
         c.pair_of[slot] = static_cast<std::int32_t>(row) + e;
         c.slot_of[row + e] = slot;
       }
@@ -361,8 +412,11 @@ ExpertCacheMemory::ExpertCacheMemory(const Shape& shape, const ExpertPolicy& pol
 void resolve_experts(const ExpertCacheView& view, std::int32_t layer, const std::int32_t* ids,
                      std::int64_t n, std::int32_t low, std::int32_t high, bool first,
                      cudaStream_t stream) {
+  // A layer's own tables change in its own calls alone: the last was a step ago, unless a step has
+  // several.
+  const bool early = view.policy.per_layer && low == 0 && high == view.experts;
   launch(resolve_kernel, 1, resolve_threads, 0, stream,
-         Resolve{view, layer, ids, static_cast<std::int32_t>(n), low, high, first});
+         Resolve{view, layer, ids, static_cast<std::int32_t>(n), low, high, first, early});
 }
 
 void gather_experts(const ExpertCacheView& view, std::int32_t layer, cudaStream_t stream) {

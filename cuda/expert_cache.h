@@ -83,6 +83,7 @@ class ExpertCacheMemory {
 // The distinct experts of ids[0..n) within [low, high): marks hits, chooses the victims of all
 // misses in one pass and lists the misses by decreasing score. `first`: this is the step's first
 // call, of any layer. The layer's slots (or the staging) must hold as many as can be distinct.
+// Between two steps something else must be in the stream that does not overlap, as a copy.
 void resolve_experts(const ExpertCacheView&, std::int32_t layer, const std::int32_t* ids,
                      std::int64_t n, std::int32_t low, std::int32_t high, bool first, cudaStream_t);
 

@@ -226,7 +226,8 @@ void time_resolve(const char* policy, int slots_each, cudaStream_t stream) {
     upload(d_ids, all, stream);
     int at = 0;
     const double us = microseconds(stream, 200, [&] {
-      resolve_experts(memory.view(), 7, d_ids + at * k, k, 0, experts, true, stream);
+      const int layer = at % layers;
+      resolve_experts(memory.view(), layer, d_ids + at * k, k, 0, experts, layer == 0, stream);
       at = (at + 1) % cycle;
     });
     std::printf("resolve, %s, %d slots a layer, %2d misses: %.2f us\n", policy, slots_each, misses,

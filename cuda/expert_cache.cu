@@ -51,7 +51,7 @@ __device__ int block_rank(bool mine, int* warps, int& total) {
 struct Shared {
   std::uint64_t slot_score[max_cached_experts];  // of the layer's own slots, as the step finds them
   std::int32_t slot_pair[max_cached_experts];
-  ScoreTable table;
+  alignas(4) std::uint8_t add[sizeof(ScoreTable)];
   std::uint64_t keys[max_cached_experts];  // of the layer's slots, or of the chosen victims
   std::uint64_t miss_score[max_cached_experts];
   std::int32_t miss[max_cached_experts], victim[max_cached_experts];
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(resolve_threads)
   Known known;
   if (r.early) read_tables(r, s, known);
   if (threadIdx.x < sizeof(ScoreTable) / 4)
-    reinterpret_cast<std::uint32_t*>(&s.table)[threadIdx.x] =
+    reinterpret_cast<std::uint32_t*>(s.add)[threadIdx.x] =
         reinterpret_cast<const std::uint32_t*>(c.add)[threadIdx.x];
   for (int e = threadIdx.x; e < c.experts; e += resolve_threads) s.routed[e] = 0;
   begin();
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(resolve_threads)
     std::int32_t slot = -1;
     std::uint64_t score = 0;
     if (routed) {
-      score = used_score(c.policy, s.table.add.data(), known.score[i], step);
+      score = used_score(c.policy, s.add, known.score[i], step);
       c.score[row + e] = score;
       slot = known.slot[i];
       if (slot >= 0) c.places[row + e] = {slot, -1};

@@ -85,7 +85,8 @@ ExpertStats CachedExperts::stats(cudaStream_t stream) const {
                 {}};
   for (const auto& n : on_host(c.counts, c.layers, stream))
     s.by_layer.push_back({static_cast<std::int64_t>(n.wanted), static_cast<std::int64_t>(n.hits),
-                          static_cast<std::int64_t>(n.kept)});
+                          static_cast<std::int64_t>(n.kept),
+                          static_cast<std::int64_t>(n.fetch_ns)});
   return s;
 }
 

@@ -289,6 +289,12 @@ __global__ void __launch_bounds__(resolve_threads)
   }
 }
 
+__device__ __forceinline__ std::uint64_t now_ns() {
+  std::uint64_t t;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+  return t;
+}
+
 __device__ __forceinline__ uint4 load_host(const uint4* p) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -309,6 +315,8 @@ __global__ void __launch_bounds__(gather_threads)
   const int n = *c.n_misses;
   if (n == 0) return;
   if (c.overlap) allow_next();
+  const bool timed = blockIdx.x == 0 && threadIdx.x == 0;
+  const std::uint64_t begin_ns = timed ? now_ns() : 0;
   const int first_end = n * first_pieces;
   for (int p = blockIdx.x; p < first_end + n * more_pieces; p += gridDim.x) {
     const bool later = p >= first_end;
@@ -336,6 +344,7 @@ __global__ void __launch_bounds__(gather_threads)
       atomicAdd(&c.arrived[2 * m + (later ? 1 : 0)], 1u);
     }
   }
+  if (timed) c.counts[layer].fetch_ns += now_ns() - begin_ns;
 }
 
 }  // namespace

@@ -52,6 +52,7 @@ struct ExpertCacheView {
   std::uint64_t* step = nullptr;     // [1]
   struct Counts {
     std::uint64_t wanted, hits, kept;  // distinct experts; misses that entered the cache
+    std::uint64_t fetch_ns;            // of gathers, by the time of one block's equal share
   };
   Counts* counts = nullptr;  // [layers], since the cache was made
 };

@@ -51,6 +51,7 @@ class FakeSession:
     def expert_stats(self) -> dict[str, object]:
         steps = len(self.fed)
         counts = {"wanted": [4 * steps, 8 * steps], "hits": [4 * steps, 5 * steps]}
+        counts["fetch_ns"] = [0, 10**6 * steps]
         return {"slots": self.slots, "blob_bytes": 1_000_000} | counts
 
     def close(self) -> None:

@@ -207,7 +207,9 @@ def main() -> None:
                 print(
                     f"    routing {args.routing}, {args.policy}, {slots} slots: hit rate "
                     f"{found.hit_rate:.4f}, {found.misses / steps:.1f} experts = "
-                    f"{found.miss_bytes / steps * 1e-6:.1f} MB over the bus a step"
+                    f"{found.miss_bytes / steps * 1e-6:.1f} MB in "
+                    f"{found.fetch_seconds / steps * 1e3:.2f} ms over the bus a step = "
+                    f"{found.miss_bytes / max(1e-9, found.fetch_seconds) * 1e-9:.1f} GB/s"
                 )
             top = sorted(own.items(), key=lambda item: -item[1][0])[: args.kernels]
             for name, (seconds, calls) in top:

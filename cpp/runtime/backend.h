@@ -50,6 +50,7 @@ struct ExpertStats {
   double pin_seconds = 0, fill_seconds = 0;
   struct Layer {
     std::int64_t wanted = 0, hits = 0, kept = 0;  // distinct experts of steps; misses that entered
+    std::int64_t fetch_ns = 0;                    // while misses came from the host
   };
   std::vector<Layer> by_layer;
 };

@@ -115,15 +115,17 @@ nb::dict stats_dict(const imp::ExpertStats& s) {
   out["store_bytes"] = s.store_bytes;
   out["pin_seconds"] = s.pin_seconds;
   out["fill_seconds"] = s.fill_seconds;
-  std::vector<std::int64_t> wanted, hits, kept;
+  std::vector<std::int64_t> wanted, hits, kept, fetch_ns;
   for (const auto& layer : s.by_layer) {
     wanted.push_back(layer.wanted);
     hits.push_back(layer.hits);
     kept.push_back(layer.kept);
+    fetch_ns.push_back(layer.fetch_ns);
   }
   out["wanted"] = wanted;
   out["hits"] = hits;
   out["kept"] = kept;
+  out["fetch_ns"] = fetch_ns;
   return out;
 }
 

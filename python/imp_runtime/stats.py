@@ -18,6 +18,8 @@ class ExpertCounts:
     """Of one expert."""
     wanted: int
     hits: int
+    fetch_seconds: float = 0.0
+    """While misses came from the host."""
 
     @classmethod
     def of(cls, stats: Mapping[str, Any]) -> ExpertCounts | None:
@@ -25,7 +27,8 @@ class ExpertCounts:
         if not stats["slots"]:
             return None
         wanted, hits = sum(stats["wanted"]), sum(stats["hits"])
-        return cls(stats["slots"], stats["blob_bytes"], wanted, hits)
+        seconds = sum(stats["fetch_ns"]) * 1e-9
+        return cls(stats["slots"], stats["blob_bytes"], wanted, hits, seconds)
 
     @property
     def misses(self) -> int:
@@ -44,13 +47,17 @@ class ExpertCounts:
 
     def __sub__(self, before: ExpertCounts) -> ExpertCounts:
         return ExpertCounts(
-            self.slots, self.blob_bytes, self.wanted - before.wanted, self.hits - before.hits
+            self.slots,
+            self.blob_bytes,
+            self.wanted - before.wanted,
+            self.hits - before.hits,
+            self.fetch_seconds - before.fetch_seconds,
         )
 
     def __str__(self) -> str:
         return (
             f"hit rate {self.hit_rate:.2%}, {self.misses} of {self.wanted} experts missed, "
-            f"{self.miss_bytes / 1e9:.3f} GB over PCIe"
+            f"{self.miss_bytes / 1e9:.3f} GB over PCIe in {self.fetch_seconds:.3f} s"
         )
 
 

@@ -323,7 +323,8 @@ def test_extra_without_ceiling_or_decode(bench_gguf: Path) -> None:
     assert missing == {
         "decode_lengths", "decode_ts", "decode_weight_bytes", "decode_gb_per_s", "decode_share",
         "prompt_share", "ceiling_gb_per_s", "ceiling_gflop_per_s", "experts_per_layer",
-        "hit_rate", "expert_slots", "misses_per_step", "miss_bytes_per_step", "vram_limit_bytes",
+        "hit_rate", "expert_slots", "misses_per_step", "miss_bytes_per_step", "miss_ms_per_step",
+        "vram_limit_bytes",
         "vram_planned_bytes", "vram_used_bytes", "prompt_ops", "decode_ops",
     }  # fmt: skip
     assert extra_lines("row", measured, about)[-1] == "  note: why"

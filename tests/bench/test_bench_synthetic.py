@@ -59,14 +59,16 @@ def test_what_the_cache_did_is_on_stderr(
 
     def expert_stats(session: Session) -> dict[str, object]:
         n = next(calls)
-        return {"slots": 4, "blob_bytes": 1_000_000, "wanted": [50 * n], "hits": [n * n]}
+        counts = {"wanted": [50 * n], "hits": [n * n], "fetch_ns": [n * 10**6]}
+        return {"slots": 4, "blob_bytes": 1_000_000, **counts}
 
     monkeypatch.setattr(Session, "expert_stats", expert_stats)
     assert main(["--synthetic", SPEC, "-p", "4", "-n", "2", "-r", "2"]) == 0
     lines = [line for line in capsys.readouterr().err.splitlines() if "experts: " in line]
     assert lines == [
-        "imp-bench: pp4: experts: hit rate 2.00%, 49 of 50 experts missed, 0.049 GB over PCIe",
-        "imp-bench: tg2: experts: hit rate 10.00%, 45 of 50 experts missed, 0.045 GB over PCIe",
+        f"imp-bench: {row}: experts: hit rate {rate}%, {missed} of 50 experts missed, "
+        f"0.0{missed} GB over PCIe in 0.001 s"
+        for row, rate, missed in (("pp4", "2.00", 49), ("tg2", "10.00", 45))
     ]
     assert main(["--synthetic", SPEC, "-npp", "4", "-ntg", "2", "-npl", "1", "-c", "64"]) == 0
     assert "imp-bench: pp 4, tg 2, B 1: experts: hit rate 18.00%, 41" in capsys.readouterr().err
@@ -90,15 +92,16 @@ def test_refusals(args: list[str], message: str, capsys: pytest.CaptureFixture[s
 
 def test_hit_rate_and_routing_are_told_together() -> None:
     model = Model.synthetic(SPEC, device="cpu")
-    counts = ExpertCounts(8700, 1_000_000, 1000, 896)
+    counts = ExpertCounts(8700, 1_000_000, 1000, 896, 0.003)
     decode = Decode((1, 2), 0.1, 1, 6, counts, Vram(32 << 30, 31 << 30, 1))
     extra = Extra("t", {"tg": (10.0,)}, 0.0, decode, None, None, 1, "", "planted (prose)")
     fields = extra_fields(extra, describe(model))
     assert fields["hit_rate"] == 0.896 and fields["routing"] == "planted (prose)"
     assert fields["expert_slots"] == 8700
     assert (fields["misses_per_step"], fields["miss_bytes_per_step"]) == (104 / 6, 104e6 / 6)
+    assert fields["miss_ms_per_step"] == 0.5
     assert (fields["vram_limit_bytes"], fields["vram_used_bytes"]) == (32 << 30, 1)
     lines = extra_lines("tg2", extra, describe(model))
-    rate = "89.6 % with 8700 slots, 17.3 misses = 17.3 MB over PCIe per step"
+    rate = "89.6 % with 8700 slots, 17.3 misses = 17.3 MB over PCIe in 0.50 ms per step"
     assert f"  routing: planted (prose); expert hit rate: {rate}" in lines
     assert "  device memory: 0.00 GiB in use, 31.00 GiB planned, limit 32.00 GiB" in lines

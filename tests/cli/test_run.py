@@ -265,7 +265,7 @@ def test_stats(session: FakeSession, capsys: pytest.CaptureFixture[str]) -> None
     _, _, err = run(capsys, *args)
     experts = (
         f"stats: experts: hit rate 75.00%, {3 * steps} of {12 * steps} experts missed, "
-        f"{3 * steps / 1000:.3f} GB over PCIe"
+        f"{3 * steps / 1000:.3f} GB over PCIe in {steps / 1000:.3f} s"
     )
     assert err.splitlines()[1] == experts
     session.script = ids("one<|im_end|>two<|im_end|>")

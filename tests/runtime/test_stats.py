@@ -15,7 +15,9 @@ File = Callable[[str], Path]
 
 
 def cache(wanted: list[int], hits: list[int]) -> dict[str, object]:
-    return {"slots": 6, "blob_bytes": 1000, "wanted": wanted, "hits": hits}
+    fetch_ns = [10**6 * (w - h) for w, h in zip(wanted, hits, strict=True)]
+    shape = {"slots": 6, "blob_bytes": 1000}
+    return {**shape, "wanted": wanted, "hits": hits, "fetch_ns": fetch_ns}
 
 
 def test_expert_counts() -> None:
@@ -23,7 +25,7 @@ def test_expert_counts() -> None:
     counts = ExpertCounts.of(cache([30, 10], [20, 5]))
     assert counts is not None
     assert (counts.misses, counts.miss_bytes, counts.hit_rate) == (15, 15000, 0.625)
-    assert str(counts) == "hit rate 62.50%, 15 of 40 experts missed, 0.000 GB over PCIe"
+    assert str(counts) == "hit rate 62.50%, 15 of 40 experts missed, 0.000 GB over PCIe in 0.015 s"
     assert (counts - counts).hit_rate == 0.0
 
 
@@ -39,7 +41,7 @@ def test_counter() -> None:
     shown = [cache([30, 10], [20, 5]), cache([40, 10], [28, 5])]
     since = counter(lambda: shown[0])
     shown.pop(0)
-    assert since() == ExpertCounts(6, 1000, 10, 8)
+    assert since() == ExpertCounts(6, 1000, 10, 8, pytest.approx(0.002))
     nothing = {"slots": 0, "blob_bytes": 0, "wanted": [], "hits": []}
     assert counter(lambda: nothing)() is None
 
@@ -51,7 +53,7 @@ def test_stats_are_copies_that_subtract() -> None:
     timings.decode_seconds += 2.0
     since = Stats.of(timings, cache([10], [8])) - before
     assert (since.timings.prompt_tokens, since.timings.decode_per_second) == (0, 3.0)
-    assert since.experts == ExpertCounts(6, 1000, 6, 5)
+    assert since.experts == ExpertCounts(6, 1000, 6, 5, pytest.approx(0.001))
 
 
 @pytest.mark.parametrize("n_parallel", [1, 4])

@@ -33,6 +33,7 @@ EXTRA_FIELDS = {
     "expert_slots": "INTEGER",
     "misses_per_step": "REAL",
     "miss_bytes_per_step": "REAL",
+    "miss_ms_per_step": "REAL",
     "vram_limit_bytes": "INTEGER",
     "vram_planned_bytes": "INTEGER",
     "vram_used_bytes": "INTEGER",
@@ -101,6 +102,9 @@ def extra_fields(extra: Extra, about: Description) -> dict[str, Any]:
         "expert_slots": experts.slots if experts else None,
         "misses_per_step": experts.misses / decode.steps if decode and experts else None,
         "miss_bytes_per_step": experts.miss_bytes / decode.steps if decode and experts else None,
+        "miss_ms_per_step": 1e3 * experts.fetch_seconds / decode.steps
+        if decode and experts
+        else None,
         "vram_limit_bytes": vram.limit if vram else None,
         "vram_planned_bytes": vram.planned if vram else None,
         "vram_used_bytes": vram.in_use if vram else None,
@@ -168,7 +172,8 @@ def _routing(fields: Mapping[str, Any], about: Description) -> str:
         hits = (
             f"{_percent(rate)} with {fields['expert_slots']} slots, "
             f"{fields['misses_per_step']:.1f} misses = "
-            f"{fields['miss_bytes_per_step'] / 1e6:.1f} MB over PCIe per step"
+            f"{fields['miss_bytes_per_step'] / 1e6:.1f} MB over PCIe in "
+            f"{fields['miss_ms_per_step']:.2f} ms per step"
         )
     line = f"  routing: {fields['routing']}; expert hit rate: {hits}"
     if experts is None:

@@ -30,7 +30,15 @@ class CudaBackend final : public Backend {
   CudaBackend(const CudaOptions& options, std::shared_ptr<cuda::WeightStore> weights,
               std::string detail)
       : shared_(std::make_shared<cuda::Shared>(options, std::move(weights))),
-        detail_(std::move(detail)) {}
+        detail_(std::move(detail)) {
+    const cuda::lt::Found& found = cuda::lt::usual();
+    if (options.batch_invariant || !options.cublas_lt || found.library == nullptr) {
+      detail_ += ", without cuBLASLt";
+    } else {
+      shared_->cublas = std::make_unique<cuda::CublasLt>(*found.library);
+      detail_ += str(", cuBLASLt ", found.detail);
+    }
+  }
   ~CudaBackend() override {
     if (shared_->watch.lost()) new std::shared_ptr(shared_);  // see Allocation
   }

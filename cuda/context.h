@@ -125,12 +125,14 @@ struct TableRows {
 
 class WeightStore;
 class CachedExperts;
+class CublasLt;
 
 struct Context {
   cudaStream_t stream = nullptr;
   const TensorView* tensors = nullptr;
   const WeightStore* weights = nullptr;
   const CachedExperts* cached = nullptr;  // or absent: all experts are weights like others
+  CublasLt* cublas = nullptr;             // of large maps, or absent: own kernels take them
   StepView step;
   std::int64_t most_chunks = 0;       // grid size of ops that run by chunk
   bool one_row_chunks = false;        // a decode step: row i is chunk i, or padding

@@ -45,7 +45,9 @@ class CudaExecutable final : public Executable {
                                                         *shared_->weights, shared_->stream.get());
     shared_->weights->add(*graph_, shared_->cached.get());
     for (const Node& node : graph_->nodes()) {
-      scratch_bytes_ = std::max(scratch_bytes_, node_scratch_bytes(*graph_, node.op, context_));
+      scratch_bytes_ =
+          std::max(scratch_bytes_,
+                   node_scratch_bytes(*graph_, node.op, context_, shared_->cublas != nullptr));
       if (std::holds_alternative<Feed>(node.op)) capturable_ = false;
     }
   }
@@ -124,6 +126,7 @@ class CudaExecutable final : public Executable {
     c_.tensors = views_.data();
     c_.weights = shared_->weights.get();
     c_.cached = shared_->cached.get();
+    c_.cublas = shared_->cublas.get();
     c_.step = shared_->step.view();
     c_.most_chunks = shared_->step.chunks();
     c_.one_row_chunks = shared_->step.one_row_chunks();

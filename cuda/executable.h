@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cpp/runtime/backend.h"
+#include "cuda/cublas_lt.h"
 #include "cuda/handles.h"
 #include "cuda/step_inputs.h"
 #include "cuda/watchdog.h"
@@ -48,6 +49,7 @@ struct Shared {
   Stream stream = make_stream();
   const std::shared_ptr<WeightStore> weights;
   std::unique_ptr<CachedExperts> cached;
+  std::unique_ptr<CublasLt> cublas;  // absent: not found, or not to be used
   Workspace arena, scratch;
   StepBlock step;
   std::shared_ptr<Results> results = std::make_shared<Results>();
@@ -63,6 +65,7 @@ std::unique_ptr<Executable> make_executable(std::shared_ptr<Shared>, std::shared
                                             Plan, std::int64_t context);
 
 // Device memory that a node needs while it runs; also where the limits of kernels are checked.
-std::size_t node_scratch_bytes(const Graph&, const Op&, std::int64_t context);
+// `cublas`: large maps may take cuBLASLt.
+std::size_t node_scratch_bytes(const Graph&, const Op&, std::int64_t context, bool cublas);
 
 }  // namespace imp::cuda

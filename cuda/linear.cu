@@ -115,7 +115,7 @@ void run(const Linears& op, const Context& c) {
     LinearArgs& to = on_tensor_cores(w, a.rows, c) ? mma : a;
     to.parts[to.n_parts++] = {w, c.f32(p.y), p.alpha * w.scale, p.act, 0, 1};
   }
-  run_mma(mma, c.stream);
+  run_mma(run_large(mma, c), c.stream);
   run_matvec(a, c.stream);
 }
 

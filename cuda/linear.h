@@ -44,4 +44,10 @@ struct MixArgs {
 };
 void run_mma(const MixArgs&, cudaStream_t);
 
+// Defined in linear_large.cu: maps of so many rows and more that cuBLASLt takes, where there is
+// one. They return what is left over, and whether they took the map.
+inline constexpr std::int64_t least_large_rows = 16;
+LinearArgs run_large(const LinearArgs&, const Context&);
+bool run_large(const MixArgs&, const Context&);
+
 }  // namespace imp::cuda

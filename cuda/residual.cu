@@ -137,7 +137,10 @@ void run(const LinearMix& op, const Context& c) {
   }
   const MixArgs a{w, c.f32(op.low), c.f32(op.n), c.f32(op.x), c.rows(op.x), c.cols(op.x)};
   if (a.rows == 0) return;
-  if (on_tensor_cores(w, a.rows, c)) return run_mma(a, c.stream);
+  if (on_tensor_cores(w, a.rows, c)) {
+    if (!run_large(a, c)) run_mma(a, c.stream);
+    return;
+  }
   with_format(w.type, [&]<class F>(F) {
     const auto with = [&]<int T>() {
       const int token_groups = static_cast<int>(div_up(a.rows, T));

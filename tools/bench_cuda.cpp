@@ -1,6 +1,7 @@
 // Times CUDA ops at the released model's shapes, each as a replayed graph over enough copies of its
 // weights that the second cache does not hold them: microseconds a call, GB/s of what it must read,
-// and for linear maps TFLOP/s. Usage: imp_bench_cuda [rows ...]
+// and for linear maps TFLOP/s. Usage: imp_bench_cuda [--own] [rows ...]
+// --own: linear maps by imp's own kernels alone.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -42,7 +43,7 @@ class Bytes {
 };
 
 struct Bench {
-  std::shared_ptr<Backend> backend = make_cuda_backend({});
+  std::shared_ptr<Backend> backend;
   Bytes bytes{std::size_t{1400} << 20};
   std::vector<std::unique_ptr<Weight>> weights;
   std::vector<std::unique_ptr<ExpertBank>> banks;
@@ -249,10 +250,12 @@ void bench(Bench& b, std::int64_t rows) {
 
 int main(int argc, char** argv) {
   try {
-    Bench b;
+    CudaOptions options;
+    options.cublas_lt = argc < 2 || std::strcmp(argv[1], "--own") != 0;
+    Bench b{make_cuda_backend(options)};
     std::printf("%s\n", b.backend->info().detail.c_str());
     std::vector<std::int64_t> rows;
-    for (int i = 1; i < argc; ++i) rows.push_back(std::atoll(argv[i]));
+    for (int i = options.cublas_lt ? 1 : 2; i < argc; ++i) rows.push_back(std::atoll(argv[i]));
     for (const std::int64_t r :
          rows.empty() ? std::vector<std::int64_t>{1, 2, 8, 64, 128, 512} : rows)
       bench_linear(b, r);

@@ -93,7 +93,7 @@ def traced(batch: Batch, count: int) -> tuple[float, int, dict[str, tuple[float,
         for e in trace.profiler.kineto_results.events()
         if e.device_type() == torch.autograd.DeviceType.CUDA
     ]
-    kernels = sorted(e for e in events if "kernel" in e[2])
+    kernels = sorted(e for e in events if not e[2].startswith("Mem"))  # copies and fills
     starts = [e[0] for e in kernels if "embed_kernel" in e[2]]
     own: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
     span = 0.0

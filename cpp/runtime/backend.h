@@ -105,6 +105,8 @@ struct CudaOptions {
   double step_timeout = usual_step_timeout;  // seconds of a step of up to step_timeout_rows
   // Kernels that read experts run beside the gather of those that the cache misses, not after it.
   bool overlap_gathers = true;
+  // Large maps of BF16 weights go to cuBLASLt where it is found, unless batch_invariant.
+  bool cublas_lt = true;
 };
 // A model's weights on the device, for all backends that are made with it: uploaded once, freed
 // with the last backend. One model and one device each.
@@ -128,5 +130,13 @@ struct CudaStatus {
   std::size_t free_bytes = 0, total_bytes = 0;  // of that device's memory
 };
 CudaStatus cuda_status();
+
+// Whether cuBLASLt is found, and one line: its version and place, or why there is none. `file`:
+// a library's name instead of the usual one.
+struct CublasLtStatus {
+  bool found = false;
+  std::string detail;
+};
+CublasLtStatus cublas_lt_status(const std::string& file = {});
 
 }  // namespace imp

@@ -11,6 +11,8 @@ constexpr const char* reason = "this build has no CUDA code (IMP_CUDA=OFF)";
 
 CudaStatus cuda_status() { return {false, false, reason}; }
 
+CublasLtStatus cublas_lt_status(const std::string&) { return {false, reason}; }
+
 class CudaWeights {};
 std::shared_ptr<CudaWeights> make_cuda_weights() { return std::make_shared<CudaWeights>(); }
 WeightBytes weight_bytes(const CudaWeights&) { return {}; }

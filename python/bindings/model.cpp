@@ -4,6 +4,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
@@ -183,6 +184,15 @@ void bind_model(nb::module_& m) {
     return names;
   });
   m.def("system_info", &system_info, "Processor, memory and CUDA facts of this machine.");
+  m.def(
+      "cublas_lt",
+      [](const std::string& file) {
+        const imp::CublasLtStatus s = imp::cublas_lt_status(file);
+        return std::pair(s.found, s.detail);
+      },
+      nb::arg("file") = "",
+      "Whether cuBLASLt is found, and its version and place or why there is none. `file`: a "
+      "library's name instead of the usual one.");
 
   nb::class_<imp::Model>(m, "Model", "A mapped, checked model file.")
       .def_static(

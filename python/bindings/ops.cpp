@@ -558,7 +558,7 @@ void bind_ops(nb::module_& m) {
       "run_op",
       [](const std::string& name, const nb::dict& args, const nb::dict& step,
          const std::string& backend_name, const std::string& kernels, int n_threads,
-         std::int64_t context, bool batch_invariant) {
+         std::int64_t context, bool batch_invariant, bool cublas_lt) {
         const auto it = makers().find(name);
         if (it == makers().end()) fail(ErrorCode::invalid_argument, str("no op is called ", name));
         Call call(args, step);
@@ -566,13 +566,14 @@ void bind_ops(nb::module_& m) {
           fail(ErrorCode::invalid_argument, str("backend '", backend_name, "': cpu or cuda"));
         CudaOptions cuda;
         cuda.batch_invariant = batch_invariant;
+        cuda.cublas_lt = cublas_lt;
         const auto backend = backend_name == "cuda" ? make_cuda_backend(cuda)
                                                     : make_cpu_backend({n_threads, kernels});
         return call.run(it->second(call), *backend, context);
       },
       nb::arg("name"), nb::arg("args"), nb::arg("step"), nb::kw_only(), nb::arg("backend") = "cpu",
       nb::arg("kernels") = "auto", nb::arg("n_threads") = 2, nb::arg("context") = 65536,
-      nb::arg("batch_invariant") = false,
+      nb::arg("batch_invariant") = false, nb::arg("cublas_lt") = true,
       "Runs one op and returns its outputs by name. `args` holds its tensors (float32 or int32 "
       "[rows, cols]), weights and "
       "numbers; `step` the tokens, positions, chunks, state and cache, the last two changed in "

@@ -359,6 +359,12 @@ def memory_cost(
 def system_info() -> dict[str, Any]:
     """Processor, memory and CUDA facts of this machine."""
 
+def cublas_lt(file: str = "") -> tuple[bool, str]:
+    """Whether cuBLASLt is found, and one line: its version and place, or why there is none.
+
+    `file`: a library's name instead of the usual one.
+    """
+
 def snapshot_info(snapshot: bytes, name: str = "the snapshot") -> tuple[int, list[int]]:
     """Checks the bytes and returns (model hash, tokens)."""
 
@@ -386,6 +392,7 @@ def run_op(
     n_threads: int = 2,
     context: int = 65536,
     batch_invariant: bool = False,
+    cublas_lt: bool = True,
 ) -> dict[str, Any]:
     """Runs one op and returns its outputs by name; changes state and caches of `step` in place."""
 

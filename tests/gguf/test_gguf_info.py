@@ -237,7 +237,7 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "tensors" not in found and "machine" not in found
     found = json.loads(run(capsys, str(path), "--json", "--tensors", "--device"))
     assert found["tensors"][0]["name"] == "token_embd.weight"
-    assert found["machine"]["processors"] >= 1
+    assert found["machine"]["processors"] >= 1 and found["machine"]["cublas_lt"]
 
     with Writer(path) as w:
         w.add_array("list", list(range(17)))
@@ -267,7 +267,8 @@ def test_split_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_device(capsys: pytest.CaptureFixture[str]) -> None:
     out = run(capsys, "--device")
-    assert [line.split()[0] for line in out.splitlines()] == ["processor", "memory", "CUDA", "CUDA"]
+    names = [line.split()[0] for line in out.splitlines()]
+    assert names == ["processor", "memory", "CUDA", "CUDA", "cuBLASLt"]
     assert "available of" in out
 
 

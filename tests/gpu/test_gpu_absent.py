@@ -51,5 +51,21 @@ def test_unknown_names() -> None:
         _core.run_op("swiglu", {}, {}, backend="tpu")
 
 
+def test_cublas_lt_that_is_absent() -> None:
+    """No library of that name, and one that is another: own kernels serve, and a line says why."""
+    built = _core.system_info()["cuda_built"]
+    for file, why in (
+        ("libabsent.so.1", "cannot open"),
+        ("libm.so.6", "has no cublasLtGetVersion"),
+    ):
+        found, detail = _core.cublas_lt(file)
+        assert not found and "\n" not in detail
+        if built:
+            assert detail.startswith("none, large BF16 maps take imp's own kernels: " + file)
+            assert why in detail
+        else:
+            assert "no CUDA code" in detail
+
+
 def test_auto_is_the_cpu(detail: str) -> None:
     assert chosen("auto") == chosen("cpu") == "cpu"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from imp_runtime import _core
 from imp_runtime.errors import ImpError
 from imp_runtime.model import Model
 from imp_runtime.placement import Limits, choose_device
@@ -190,6 +191,17 @@ def test_synthetic_weights_are_the_cpus(cuda: None, dense: str) -> None:
     cpu, device = (logits_of(Model.synthetic(spec, device=d), tokens) for d in ("cpu", "cuda"))
     worst = kl(cpu, device).max()
     assert worst <= KL_TOLERANCE, worst
+
+
+def test_sessions_say_who_takes_large_maps(pair: Pair) -> None:
+    _, cuda = pair("base")
+    found, detail = _core.cublas_lt()
+    for invariant in (False, True):
+        with Session(cuda, n_ctx=16, batch_invariant=invariant) as session:
+            uses = found and not invariant
+            assert session.backend.endswith(
+                f", cuBLASLt {detail}" if uses else ", without cuBLASLt"
+            )
 
 
 def test_auto_is_cuda_where_the_weights_fit(cuda: None) -> None:

@@ -48,6 +48,7 @@ class Device:
         step: dict[str, Any] | None = None,
         threads: int = 2,
         batch_invariant: bool = False,
+        cublas_lt: bool = True,
     ) -> Arrays:
         """Outputs by name. Arrays of `step` that hold state and caches change in place."""
         outputs: Arrays = _core.run_op(
@@ -59,6 +60,7 @@ class Device:
             n_threads=threads,
             context=8192,
             batch_invariant=batch_invariant,
+            cublas_lt=cublas_lt,
         )
         return outputs
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from imp_runtime import _core
 from tests.ops import harness as h
 from tests.ops import refs
 
@@ -91,7 +92,8 @@ EDGES = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 200, 5
     ("n", "cols"), [(48, 320), (7, 328), (324, 10240), (9000, 264), (2500, 2056), (65, 8)]
 )
 def test_tiles_of_tensor_cores(cuda: h.Device, n: int, cols: int) -> None:
-    """Few weights and many, columns that end within a tile; as many bits for one row as for all."""
+    """Few weights and many, columns that end within a tile; the same bits for one row as for all if
+    that is asked for, otherwise large maps may go to cuBLASLt."""
     if cuda.missing():
         pytest.skip(cuda.missing())
     rng = np.random.RandomState(n)
@@ -99,13 +101,59 @@ def test_tiles_of_tensor_cores(cuda: h.Device, n: int, cols: int) -> None:
     x = h.normal(rng, max(EDGES), cols)
     want = 2 * h.f64(x) @ values.T
     args = {"w": w, "alpha": 2.0, "act": "none"}
-    whole = cuda.run("linear", args | {"x": x})["y"]
+    whole = cuda.run("linear", args | {"x": x}, batch_invariant=True)["y"]
     h.close(whole, want, SPLIT_TOLERANCE)
     for rows in EDGES:
         first = max(EDGES) - rows
         part = args | {"x": x[first:]}
         h.same(cuda.run("linear", part, batch_invariant=True)["y"], whole[first:])
+        if rows > 1:
+            h.close(cuda.run("linear", part)["y"], want[first:], SPLIT_TOLERANCE)
     h.close(cuda.run("linear", args | {"x": x[:1]})["y"], want[:1], TOLERANCE)
+
+
+@pytest.mark.parametrize("cuda", [d for d in h.DEVICES if d.backend == "cuda"], ids=str)
+@pytest.mark.parametrize(
+    ("rows", "n", "cols", "large"),
+    [
+        (15, 9000, 264, False),  # too few rows
+        (16, 9000, 264, True),
+        (32, 2559, 64, False),  # rows * outputs from 81920 on
+        (32, 2560, 64, True),
+        (257, 17000, 64, True),  # outputs in pieces
+        (513, 328, 10240, True),  # rows in pieces
+    ],
+)
+def test_large_maps(cuda: h.Device, rows: int, n: int, cols: int, large: bool) -> None:
+    """On both sides of what cuBLASLt takes; the bits are its own, and the same in every run."""
+    if cuda.missing():
+        pytest.skip(cuda.missing())
+    rng = np.random.RandomState(n)
+    w, values = h.weight(rng, "BF16", n, cols, 0.5)
+    x = h.normal(rng, rows, cols)
+    args = {"w": w, "x": x, "alpha": 2.0, "act": "none"}
+    got = cuda.run("linear", args)["y"]
+    own = cuda.run("linear", args, cublas_lt=False)["y"]
+    for y in (got, own):
+        h.close(y, 2 * h.f64(x) @ values.T, SPLIT_TOLERANCE)
+    h.same(cuda.run("linear", args)["y"], got)
+    assert (got.tobytes() != own.tobytes()) == (large and _core.cublas_lt()[0])
+
+
+@pytest.mark.parametrize("cuda", [d for d in h.DEVICES if d.backend == "cuda"], ids=str)
+def test_large_maps_of_one_input(cuda: h.Device) -> None:
+    """Weights that lie one after the other are one product; others, and other types, are not."""
+    if cuda.missing():
+        pytest.skip(cuda.missing())
+    rng = np.random.RandomState(4)
+    x = h.normal(rng, 40, 640)
+    heights = (("BF16", 3000), ("BF16", 41), ("F32", 16), ("BF16", 129), ("BF16", 2500))
+    made = [h.weight(rng, kind, n, 640, 0.2) for kind, n in heights]
+    parts = {f"w{i}": w for i, (w, _) in enumerate(made)}
+    got = cuda.run("linears", parts | {"x": x, "alpha": 0.25, "act": "silu", "n": len(made)})
+    for i, (_, values) in enumerate(made):
+        z = 0.25 * h.f64(x) @ values.T
+        h.close(got[f"y{i}"], z * refs.sigmoid(z), SPLIT_TOLERANCE)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 8, 9, 65])

@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
         """Show what a GGUF file holds, what it needs, and whether imp runs it."""
         if file is None and not device:
             raise ImpError("a GGUF file or --device is needed")
-        machine = _core.system_info() if device else None
+        machine = _core.system_info() | {"cublas_lt": _core.cublas_lt()[1]} if device else None
         description = describe(file) if file is not None else None
         if as_json_:
             print(json.dumps(as_json(description, machine, keys=keys, tensors=tensors), indent=2))

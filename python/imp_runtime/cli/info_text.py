@@ -154,6 +154,7 @@ def device_lines(machine: dict[str, Any]) -> list[str]:
             ),
             ("CUDA", f"{cuda}: {detail}" if detail else cuda),
             ("CUDA code", machine["cuda_architectures"] or "none"),
+            ("cuBLASLt", machine["cublas_lt"]),
         ],
         frozenset(),
     )

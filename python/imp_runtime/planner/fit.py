@@ -30,6 +30,9 @@ KEY_PARTS, SPLIT_TOKENS = 64, 64
 (cuda/attention.cu)."""
 MOST_SCORE_BYTES = 256 << 20
 """Of blocks that the indexer scores at once (cuda/indexer.cu)."""
+LARGE_MAP_BYTES, LARGE_MAP_TOKENS = 85 << 20, 16
+"""Linear maps of steps of so many tokens and more: halves of activations, products, and cuBLASLt's
+workspace (cuda/linear_large.cu)."""
 MAX_PARALLEL = 65536
 MAX_CTX = 1 << 30
 
@@ -96,7 +99,9 @@ class _Fit:
         arena = max(streams * LAYER_VALUES, streams * HEAD_VALUES + outputs * m.vocab)
         attention = min(tokens, SPLIT_TOKENS) * KEY_PARTS * m.attention_values
         blocks = self.n_ctx // m.block_tokens + 1 if m.block_tokens else 0
-        return 4 * (int(arena) + max(attention, min(MOST_SCORE_BYTES // 4, tokens * blocks)))
+        scores = min(MOST_SCORE_BYTES // 4, tokens * blocks)
+        maps = LARGE_MAP_BYTES // 4 if tokens >= LARGE_MAP_TOKENS else 0
+        return 4 * (int(arena) + max(attention, scores, maps))
 
     def parts(self) -> list[Part]:
         """VRAM beside the experts."""

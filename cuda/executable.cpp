@@ -45,9 +45,8 @@ class CudaExecutable final : public Executable {
                                                         *shared_->weights, shared_->stream.get());
     shared_->weights->add(*graph_, shared_->cached.get());
     for (const Node& node : graph_->nodes()) {
-      scratch_bytes_ =
-          std::max(scratch_bytes_,
-                   node_scratch_bytes(*graph_, node.op, context_, shared_->cublas != nullptr));
+      scratch_bytes_ = std::max(scratch_bytes_, node_scratch_bytes(*graph_, node.op, context_,
+                                                                   shared_->cublas != nullptr));
       if (std::holds_alternative<Feed>(node.op)) capturable_ = false;
     }
   }

@@ -20,9 +20,7 @@ struct Needs {
   std::size_t operator()(const Sample& o) const {
     return scratch_bytes(o, g.info(o.logits).rows, g.info(o.logits).cols);
   }
-  std::size_t operator()(const MoeFfn& o) const {
-    return std::max((*this)(o.experts()), map(o.x));
-  }
+  std::size_t operator()(const MoeFfn& o) const { return std::max((*this)(o.experts()), map(o.x)); }
   std::size_t operator()(const Linear& o) const { return map(o.x); }
   std::size_t operator()(const Linears& o) const { return map(o.x); }
   std::size_t operator()(const LinearMix& o) const { return map(o.low); }

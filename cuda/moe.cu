@@ -1,5 +1,5 @@
-// The chosen experts and their weighted sum in rank order. NVFP4 goes to moe_mma.cu; here is what
-// any format can take.
+// The chosen experts and their weighted sum in rank order. NVFP4 goes to moe_mma.cu and moe_sum.cu;
+// here is what any format can take.
 #include "cuda/check.h"
 #include "cuda/common/matvec.cuh"
 #include "cuda/expert_cache.h"
@@ -175,6 +175,16 @@ void each_wave(FfnArgs& a, const Context& c, F f) {
   }
 }
 
+// y of every slot.
+void run_slots(FfnArgs a, std::int64_t rows, const Context& c) {
+  group(a, rows, c);
+  each_wave(a, c, [&] {
+    if (has_mma(a)) return run_mma(a, c.stream);
+    launch_ffn<true>(a, c.stream);
+    launch_ffn<false>(a, c.stream);
+  });
+}
+
 }  // namespace
 
 std::size_t scratch_bytes(const ExpertFfn& op, std::int64_t slots) {
@@ -192,13 +202,7 @@ std::size_t scratch_bytes(const ExpertFfn& op, std::int64_t slots) {
 
 void run(const ExpertFfn& op, const Context& c) {
   if (c.rows(op.y) == 0) return;
-  FfnArgs a = ffn_args(op, c);
-  group(a, c.rows(op.x), c);
-  each_wave(a, c, [&] {
-    if (has_mma(a)) return run_mma(a, c.stream);
-    launch_ffn<true>(a, c.stream);
-    launch_ffn<false>(a, c.stream);
-  });
+  run_slots(ffn_args(op, c), c.rows(op.x), c);
 }
 
 void run(const MoeFfn& op, const Context& c) {
@@ -216,19 +220,22 @@ void run(const MoeFfn& op, const Context& c) {
                   c.f32(op.y),
                   a.k,
                   warps_per_row(shared),
+                  static_cast<int>(rows),
                   0};
   // The sum takes the shared expert's down map in the order of one row.
   const bool sum = rows <= most_sum_rows && !c.batch_invariant && has_sum_mma(a, s);
+  if (has_mma(a)) {
+    a.shared_gate = c.f32(op.shared_gate);
+    a.shared_up = c.f32(op.shared_up);
+    a.shared_hidden = c.f32(op.shared_hidden);
+    a.shared_elements = rows * c.cols(op.shared_hidden);
+  }
   if (!sum || !one_wave(a)) {
-    run(op.experts(), c);
-    run(op.swiglu(), c);
+    run_slots(a, rows, c);
+    if (!has_mma(a)) run(op.swiglu(), c);
     sum ? run_matvec(op.down_linear(), c) : run(op.down_linear(), c);
     return run(op.combine(), c);
   }
-  a.shared_gate = c.f32(op.shared_gate);
-  a.shared_up = c.f32(op.shared_up);
-  a.shared_hidden = c.f32(op.shared_hidden);
-  a.shared_elements = rows * c.cols(op.shared_hidden);
   group(a, rows, c);
   each_wave(a, c, [&] { run_sum_mma(a, s, c.stream); });
 }

@@ -11,12 +11,14 @@ namespace imp::cuda {
 
 using Barrier = std::uint64_t;  // in shared memory
 
-// A phase of each ends with one arrival and the bytes it announced.
-__device__ __forceinline__ void init_barriers(Barrier* b, int n) {
+// A phase of each ends with so many arrivals and the bytes they announced.
+__device__ __forceinline__ void init_barriers(Barrier* b, int n, int arrivals = 1) {
 #if __CUDA_ARCH__ >= 900
 #pragma unroll 1
   for (int i = 0; i < n; ++i)
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(b + i)) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b + i)),
+                 "r"(arrivals)
+                 : "memory");
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // bulk copies see them
 #endif
 }
@@ -27,6 +29,13 @@ __device__ __forceinline__ void expect_bytes(Barrier* b, std::uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)),
                "r"(bytes)
                : "memory");
+#endif
+}
+
+// An arrival without bytes: what this thread did before is seen by those who wait.
+__device__ __forceinline__ void arrive(Barrier* b) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
 #endif
 }
 
@@ -54,13 +63,6 @@ __device__ __forceinline__ void bulk_copy(void* to, const void* from, std::uint3
           "r"(shared_address(to)),
       "l"(from), "r"(bytes), "r"(shared_address(b))
       : "memory");
-#endif
-}
-
-// Into the second cache.
-__device__ __forceinline__ void bulk_prefetch(const void* from, std::uint32_t bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 #endif
 }
 

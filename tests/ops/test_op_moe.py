@@ -288,18 +288,19 @@ def test_moe_ffn_of_any_number_of_rows(device: h.Device, hidden: int, ff: int, s
     [
         (2688, 768, 3),  # shares of 5 and 6 tiles, and more tiles than a stage takes
         (4096, 128, 2),  # the widest that CUDA keeps in tiles
+        (4096, 128, 10),  # more rows a block than it has stages for
         (4224, 128, 2),
         (128, 4096, 2),
         (128, 4224, 2),
         (128, 128, 10),
         (128, 128, 11),  # more warps a block
-        (128, 128, 28),  # the most slots that CUDA sums without storing them
-        (128, 128, 29),
+        (128, 128, 31),  # the most slots that CUDA sums without storing them
+        (128, 128, 32),
     ],
 )
 def test_moe_ffn_of_any_shape(device: h.Device, hidden: int, ff: int, k: int) -> None:
     rng = np.random.RandomState(hidden + ff + k)
-    experts, most = 32, 9
+    experts, most = 40, 9
     local = chosen(rng, most, k + 2, k)
     used = np.sort(rng.permutation(experts)[: k + 2])
     gate, gate_values = sparse_bank(rng, experts, list(used), ff, hidden)

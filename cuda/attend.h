@@ -1,6 +1,8 @@
 // What the attention kernels share: their arguments, and which keys a token sees.
 #pragma once
 
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
 
 #include "cuda/common/cells.cuh"
@@ -13,10 +15,11 @@ struct AttendArgs {
   const float *q, *qg;  // [T, heads * dim], [T, heads * 2 dim]
   Cells keys, values;
   const std::int32_t* selected;  // [T, blocks], or absent
-  float *parts, *sums;           // [T, heads, n_blocks, dim], [T, heads, n_blocks, 2]
+  float *parts, *sums;           // [rows of this launch, heads, slots, dim], [.., .., slots, 2]
   float* y;
+  std::int64_t first_row;  // of this launch
   int heads, kv_heads, dim, ratio, blocks;
-  int n_blocks;  // that share a token's parts
+  int slots;  // that the blocks of a token write sums to
   float scale;
 };
 
@@ -44,10 +47,31 @@ struct Visible {
   }
 };
 
+// A softmax in the making: parts are added in order, by whichever kernel holds them, bit for bit
+// the same; adding to nothing changes no bit. The weighted sum of values goes through `values`.
+struct Running {
+  float top, total;
+  float keep, add;  // what the last step multiplied the old and the new sum by
+
+  __device__ static Running nothing() { return {-INFINITY, 0, 0, 0}; }
+  __device__ void step(float part_top, float part_total) {
+    const float next = fmaxf(top, part_top);
+    keep = expf(top - next);
+    add = expf(part_top - next);
+    total = fmaf(part_total, add, __fmul_rn(total, keep));
+    top = next;
+  }
+  __device__ float values(float old, float part) const {
+    return fmaf(part, add, __fmul_rn(old, keep));
+  }
+};
+
 #endif
 
-// Small steps of heads of this size, at most so many on a KV head; parts are attend_decode_parts.
-inline constexpr int attend_decode_dim = 256, attend_decode_heads = 12, attend_decode_parts = 64;
-void attend_decode(const AttendArgs&, std::int64_t rows, cudaStream_t);
+// Heads of this size, at most so many on a KV head, on tensor cores. The arguments' slots, parts,
+// sums and first_row are set inside.
+inline constexpr int attend_mma_dim = 256, attend_mma_heads = 12;
+std::size_t attend_mma_scratch_bytes(std::int64_t rows, std::int64_t heads);
+void attend_mma(AttendArgs, std::int64_t rows, std::byte* scratch, cudaStream_t);
 
 }  // namespace imp::cuda

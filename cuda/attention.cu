@@ -1,4 +1,4 @@
-// Attention over the paged cache in two passes: blocks take a token, a KV head and a part of its
+// Attention of heads of any size over the paged cache in two passes: blocks take a token, a KV head and a part of its
 // keys; then the parts are merged in order and gated. How a token's keys are cut depends on their
 // number alone, so that its bits do not depend on the batch.
 #include "cuda/attend.h"
@@ -21,24 +21,6 @@ constexpr std::int64_t split_rows = 64;  // in larger steps one block takes all 
 __device__ std::int64_t part_keys(std::int64_t count) {
   return div_up(div_up(count, key_parts), tile) * tile;
 }
-
-// A softmax in the making: parts are added in order, by whichever kernel holds them, bit for bit
-// the same. The weighted sum of values goes through `keep` and `add`.
-struct Running {
-  float top = -INFINITY, total = 0;
-  float keep, add;  // what the last step multiplied the old and the new sum by
-
-  __device__ void step(float part_top, float part_total) {
-    const float next = fmaxf(top, part_top);
-    keep = expf(top - next);
-    add = expf(part_top - next);
-    total = fmaf(part_total, add, __fmul_rn(total, keep));
-    top = next;
-  }
-  __device__ float values(float old, float part) const {
-    return fmaf(part, add, __fmul_rn(old, keep));
-  }
-};
 
 // Heads: query heads of a block, the rest of a large group goes to other blocks.
 // grid (T * kv heads, parts, head groups)
@@ -63,7 +45,7 @@ __global__ void __launch_bounds__(Threads) attend_kernel(const AttendArgs a) {
 
   for (int i = threadIdx.x; i < Heads * a.dim; i += Threads)
     queries[i] = i / a.dim < heads ? a.q[(t * a.heads + head) * a.dim + i] : 0.0f;
-  if (threadIdx.x < Heads) running[threadIdx.x] = Running();
+  if (threadIdx.x < Heads) running[threadIdx.x] = Running::nothing();
   float sum[Heads] = {};  // over all parts
   const int d = threadIdx.x;
   for (std::int64_t begin = blockIdx.y * part; begin < visible.count; begin += gridDim.y * part) {
@@ -148,7 +130,7 @@ __global__ void __launch_bounds__(Threads) attend_kernel(const AttendArgs a) {
 #pragma unroll
   for (int h = 0; h < Heads; ++h) {
     if (h >= heads) continue;
-    const std::int64_t to = (t * a.heads + head + h) * a.n_blocks + blockIdx.y;
+    const std::int64_t to = (t * a.heads + head + h) * a.slots + blockIdx.y;
     if (d < a.dim) a.parts[to * a.dim + d] = sum[h];
     if (d == 0) {
       a.sums[to * 2] = running[h].top;
@@ -165,10 +147,10 @@ __global__ void __launch_bounds__(block_threads) merge_kernel(const AttendArgs a
   if (chunk.padding()) return;
   const Visible visible(a, chunk, t);
   const int parts =
-      min(a.n_blocks, static_cast<int>(div_up(visible.count, part_keys(visible.count))));
-  const std::int64_t first = blockIdx.x * static_cast<std::int64_t>(a.n_blocks);
+      min(a.slots, static_cast<int>(div_up(visible.count, part_keys(visible.count))));
+  const std::int64_t first = blockIdx.x * static_cast<std::int64_t>(a.slots);
   for (int d = threadIdx.x; d < a.dim; d += block_threads) {
-    Running running;
+    Running running = Running::nothing();
     float sum = 0;
 #pragma unroll 8
     for (std::int64_t i = first; i < first + parts; ++i) {
@@ -187,7 +169,7 @@ template <int Heads, int Threads>
 void launch_attend(const AttendArgs& a, std::int64_t rows, cudaStream_t stream) {
   if constexpr (Threads < most_dim)
     if (a.dim > Threads) return launch_attend<Heads, most_dim>(a, rows, stream);
-  const dim3 grid(static_cast<unsigned>(rows * a.kv_heads), static_cast<unsigned>(a.n_blocks),
+  const dim3 grid(static_cast<unsigned>(rows * a.kv_heads), static_cast<unsigned>(a.slots),
                   static_cast<unsigned>(div_up(a.heads / a.kv_heads, Heads)));
   const std::size_t shared = sizeof(float) * Heads * static_cast<std::size_t>(a.dim);
   with_cell_bytes(a.keys, a.values, [&]<int KeyBytes, int ValueBytes>() {
@@ -201,9 +183,14 @@ void launch_attend(const AttendArgs& a, std::int64_t rows, cudaStream_t stream) 
   });
 }
 
+bool has_mma(const Attend& op) {
+  return op.dim == attend_mma_dim && op.heads / op.kv_heads <= attend_mma_heads;
+}
+
 }  // namespace
 
 std::size_t scratch_bytes(const Attend& op, std::int64_t rows) {
+  if (has_mma(op)) return attend_mma_scratch_bytes(rows, op.heads);
   if (op.dim > most_dim)
     fail(ErrorCode::unsupported,
          str("attention heads of ", op.dim, " dimensions, the CUDA kernels take up to ", most_dim));
@@ -213,7 +200,7 @@ std::size_t scratch_bytes(const Attend& op, std::int64_t rows) {
 void run(const Attend& op, const Context& c) {
   const std::int64_t rows = c.rows(op.q);
   if (rows == 0) return;
-  const int n_blocks = blocks_of(rows);
+  const int slots = blocks_of(rows);
   auto* parts = reinterpret_cast<float*>(c.scratch);
   const KvLayer& kv = c.kv[op.layer];
   const AttendArgs a{c.step,
@@ -223,18 +210,17 @@ void run(const Attend& op, const Context& c) {
                      {kv.v, c.types.v},
                      op.selected ? c.i32(op.selected) : nullptr,
                      parts,
-                     parts + rows * op.heads * n_blocks * op.dim,
+                     parts + rows * op.heads * slots * op.dim,
                      c.f32(op.y),
+                     0,
                      static_cast<int>(op.heads),
                      static_cast<int>(op.kv_heads),
                      static_cast<int>(op.dim),
                      static_cast<int>(op.ratio),
                      static_cast<int>(op.blocks),
-                     n_blocks,
+                     slots,
                      1.0f / sqrtf(static_cast<float>(op.dim))};
-  static_assert(key_parts == attend_decode_parts);
-  if (n_blocks > 1 && op.dim == attend_decode_dim && op.heads / op.kv_heads <= attend_decode_heads)
-    return attend_decode(a, rows, c.stream);
+  if (has_mma(op)) return attend_mma(a, rows, c.scratch, c.stream);
   if (op.heads / op.kv_heads <= 8)
     launch_attend<8, 256>(a, rows, c.stream);
   else

@@ -6,50 +6,17 @@
 #include "cuda/common/delta.cuh"
 #include "cuda/common/math.cuh"
 #include "cuda/common/reduce.cuh"
+#include "cuda/gated_delta_net.h"
 #include "cuda/launch.h"
 #include "cuda/run.h"
 
 namespace imp::cuda {
 namespace {
 
-constexpr int dim = 128, taps = 4;  // of a head, of the convolution
-constexpr int group = 3;            // value heads on a key head
+using delta_net::dim, delta_net::taps, delta_net::group;
 constexpr int cluster_blocks = 8, block_columns = dim / cluster_blocks;
 constexpr int head_warps = block_columns / delta_columns, threads = 32 * head_warps * group;
 constexpr int quads = dim / 16, state_floats = 4 * quads;
-
-struct NetArgs {
-  StepView step;
-  const float *x, *z, *alpha, *b;     // [T, channels], [T, value_heads * dim], [T, value_heads] * 2
-  const float *conv, *a, *dt, *norm;  // [taps, channels], [value_heads] twice, [dim]
-  float* y;                           // [T, value_heads * dim]
-  std::int64_t channels, conv_state, delta_state;
-  int key_heads, value_heads;
-  float eps;
-  Act act;
-};
-
-// One channel of the convolution over a chunk of one row.
-struct Channel {
-  float w[taps], past[taps - 1], x;
-  __device__ void load_past(const NetArgs& a, const float* tail, std::int64_t channel) {
-#pragma unroll
-    for (int j = 0; j < taps; ++j) w[j] = a.conv[j * a.channels + channel];
-#pragma unroll
-    for (int j = 0; j < taps - 1; ++j) past[j] = tail[j * a.channels + channel];
-  }
-  __device__ float result() const {
-    float sum = 0;
-#pragma unroll
-    for (int j = 0; j < taps - 1; ++j) sum = fmaf(w[j], past[j], sum);
-    return silu(fmaf(w[taps - 1], x, sum));
-  }
-  __device__ void store_past(const NetArgs& a, float* tail, std::int64_t channel) const {
-#pragma unroll
-    for (int j = 0; j < taps - 1; ++j)
-      tail[j * a.channels + channel] = j + 1 < taps - 1 ? past[j + 1] : x;
-  }
-};
 
 // grid (key heads * blocks of a cluster, chunks); two warps per value head.
 __global__ void __launch_bounds__(threads, 3)
@@ -123,44 +90,50 @@ __global__ void __launch_bounds__(threads, 3)
   }
 }
 
-// The other kernels move the states of many sequences faster.
-constexpr std::int64_t most_sequences = 16;
+void gated_delta_cluster(const NetArgs& a, std::int64_t chunks, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(a.key_heads * cluster_blocks),
+                  static_cast<unsigned>(chunks));
+  launch_clusters(gated_delta_net_kernel, grid, threads, cluster_blocks, 0, stream, a);
+}
+
+constexpr std::int64_t least_ring_sequences = 8;  // fewer leave multiprocessors without a key head
+constexpr std::int64_t most_cluster_sequences = 16;  // the three ops move more states faster
 
 bool takes(const GatedDeltaNet& op, const Context& c) {
-  return c.one_row_chunks && c.most_chunks <= most_sequences && op.key_dim == dim &&
-         op.value_dim == dim && op.kernel == taps && op.value_heads == group * op.key_heads &&
-         overlaps_launches();
+  return c.one_row_chunks && op.key_dim == dim && op.value_dim == dim && op.kernel == taps &&
+         op.value_heads == group * op.key_heads && overlaps_launches();
 }
 
 }  // namespace
 
 void run(const GatedDeltaNet& op, const Context& c) {
-  if (!takes(op, c)) {
-    run(op.conv_op(), c);
-    run(op.delta_op(), c);
-    return run(op.norm_op(), c);
-  }
   if (c.most_chunks == 0) return;
-  const NetArgs a{c.step,
-                  c.f32(op.x),
-                  c.f32(op.z),
-                  c.f32(op.alpha),
-                  c.f32(op.b),
-                  c.vector(op.conv),
-                  c.vector(op.a),
-                  c.vector(op.dt),
-                  c.vector(op.norm),
-                  c.f32(op.y),
-                  c.cols(op.x),
-                  op.conv_state,
-                  op.delta_state,
-                  static_cast<int>(op.key_heads),
-                  static_cast<int>(op.value_heads),
-                  op.eps,
-                  op.act};
-  const dim3 grid(static_cast<unsigned>(op.key_heads * cluster_blocks),
-                  static_cast<unsigned>(c.most_chunks));
-  launch_clusters(gated_delta_net_kernel, grid, threads, cluster_blocks, 0, c.stream, a);
+  if (takes(op, c)) {
+    const NetArgs a{c.step,
+                    c.f32(op.x),
+                    c.f32(op.z),
+                    c.f32(op.alpha),
+                    c.f32(op.b),
+                    c.vector(op.conv),
+                    c.vector(op.a),
+                    c.vector(op.dt),
+                    c.vector(op.norm),
+                    c.f32(op.y),
+                    c.cols(op.x),
+                    op.conv_state,
+                    op.delta_state,
+                    static_cast<int>(op.key_heads),
+                    static_cast<int>(op.value_heads),
+                    op.eps,
+                    op.act};
+    if (c.most_chunks >= least_ring_sequences && has_gated_delta_ring(a))
+      return gated_delta_ring(a, c.most_chunks, c.stream);
+    if (c.most_chunks <= most_cluster_sequences)
+      return gated_delta_cluster(a, c.most_chunks, c.stream);
+  }
+  run(op.conv_op(), c);
+  run(op.delta_op(), c);
+  run(op.norm_op(), c);
 }
 
 }  // namespace imp::cuda

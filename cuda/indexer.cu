@@ -5,6 +5,7 @@
 #include "cuda/common/math.cuh"
 #include "cuda/common/reduce.cuh"
 #include "cuda/common/rope.cuh"
+#include "cuda/device.h"
 #include "cuda/launch.h"
 #include "cuda/run.h"
 
@@ -110,11 +111,17 @@ __global__ void __launch_bounds__(block_threads) score_kernel(const SelectArgs a
       prefetch(key_of(first + i / lines) + i % lines * line);
   begin();
   const float* q = a.q + t * a.heads * a.dim;
-  for (std::int64_t b0 = first; b0 < blocks;
-       b0 += static_cast<std::int64_t>(gridDim.x) * score_warps * score_keys) {
+  const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * score_warps * score_keys;
+  const float* next[score_keys];  // found a step ahead
+#pragma unroll
+  for (int j = 0; j < score_keys; ++j) next[j] = key_of(first + j);
+  for (std::int64_t b0 = first; b0 < blocks; b0 += stride) {
     const float* key[score_keys];
 #pragma unroll
-    for (int j = 0; j < score_keys; ++j) key[j] = key_of(b0 + j);
+    for (int j = 0; j < score_keys; ++j) {
+      key[j] = next[j];
+      next[j] = key_of(b0 + stride + j);
+    }
     float score = 0;
     for (int h0 = 0; h0 < a.heads; h0 += score_heads) {
       float dots[score_heads * score_keys] = {};
@@ -317,9 +324,11 @@ std::size_t scratch_bytes(const IndexSelect& op, std::int64_t rows, std::int64_t
 void run(const IndexSelect& op, const Context& c) {
   const std::int64_t rows = c.rows(op.q), most_blocks = c.context / op.ratio + 1;
   const std::int64_t step = rows_at_once_of(rows, most_blocks);
-  constexpr std::int64_t most_grid = 64;  // per token; warps take blocks in turn
-  const auto grid =
-      static_cast<unsigned>(std::min(most_grid, div_up(most_blocks, score_warps * score_keys)));
+  // Warps take blocks in turn, where more of them than run at once would only start and end.
+  const std::int64_t at_once = 6ll * limits().processors;
+  const auto grid = static_cast<unsigned>(
+      std::clamp<std::int64_t>(at_once / std::min(rows, step), 1,
+                               div_up(most_blocks, score_warps * score_keys)));
   SelectArgs a{c.step,
                c.f32(op.q),
                c.kv[op.layer].index,

@@ -41,6 +41,22 @@ struct Cells {
             decode(v.y >> 16, bf16)};
   }
 
+  // Cells i .. i + 7; i a multiple of 8.
+  template <int Bytes>
+  __device__ __forceinline__ void load8(std::int64_t i, float (&to)[8]) const {
+    if constexpr (Bytes == 4) {
+      const float4 low = load4<4>(i), high = load4<4>(i + 4);
+      to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
+      to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
+    } else {
+      const uint4 v = *reinterpret_cast<const uint4*>(data + 2 * i);
+      const std::uint32_t words[4] = {v.x, v.y, v.z, v.w};
+      const bool bf16 = type == DType::bf16;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) to[j] = decode(words[j / 2] >> j % 2 * 16 & 0xffff, bf16);
+    }
+  }
+
   // Rounds to the nearest, of two the even one, as the host does.
   __device__ __forceinline__ void store(std::int64_t i, float x) const {
     if (type == DType::f32)

@@ -1,4 +1,4 @@
-// Tensor cores: one bf16 product of a warp, and fp32 as a sum of two bf16.
+// Tensor cores: products of a warp in bf16 and in tf32, and fp32 as a sum of two of either.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -47,6 +47,25 @@ struct SplitPair {
 __device__ __forceinline__ SplitPair split_pair(float x, float y) {
   const std::uint32_t hi = bf16_pair(x, y);
   return {hi, bf16_pair(x - __uint_as_float(hi << 16), y - __uint_as_float(hi & 0xffff0000u))};
+}
+
+// The same with tf32 (fp32 with 10 bits behind the point, the others are not read); a [16, 8],
+// b [8, 8], d [16, 8]:
+//   a: rows g, g + 8, g, g + 8 of columns c, c, c + 4, c + 4
+//   b: rows c and c + 4 of column g
+//   d: as above
+__device__ __forceinline__ void mma_tf32(float (&d)[4], const std::uint32_t (&a)[4],
+                                         const std::uint32_t (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// x as hi + lo in tf32; what is lost is below 2^-21 of it. The two-byte types are all in hi.
+__device__ __forceinline__ std::uint32_t tf32_hi(float x) { return __float_as_uint(x) & ~0x1fffu; }
+__device__ __forceinline__ std::uint32_t tf32_lo(float x) {
+  return __float_as_uint(x - __uint_as_float(tf32_hi(x)));
 }
 
 }  // namespace imp::cuda

@@ -318,7 +318,9 @@ def check_attend(
     ratio: int = 4,
     sharp: float = 1.0,
     kinds: tuple[str, str] = ("F32", "F32"),
+    piece: int = 0,
 ) -> None:
+    """Against float64; `piece`: also the same bits in steps of one sequence and so many rows."""
     rng = np.random.RandomState(heads * 100 + dim)
     width = kv_heads * dim
     types = needs(device, *kinds)
@@ -356,6 +358,11 @@ def check_attend(
     step = s.inputs(kv=[(keys, values, None)], cache_types=types)
     got = device.run("attend", args, step)["y"]
     h.close(got, want, ATTEND_TOLERANCE)
+    if piece:
+        for part, rows in s.split(piece):
+            step = part.inputs(kv=[(keys, values, None)], cache_types=types)
+            some = {name: args[name][rows] for name in ("q", "qg", "selected") if name in args}
+            h.same(device.run("attend", args | some, step)["y"], got[rows])
     h.same(keys, untouched[0])
     h.same(values, untouched[1])
 
@@ -398,6 +405,29 @@ def test_attend_stored_types(device: h.Device, k_kind: str, v_kind: str) -> None
     if "Q8_0" not in kinds:
         for dim in (1, 17, 40):
             check_attend(device, s, 6, 2, dim, kinds=kinds)
+
+
+@pytest.mark.parametrize("kind", ["F32", "BF16"])
+@pytest.mark.parametrize("blocks", [0, 520])
+def test_attend_released_shape(device: h.Device, blocks: int, kind: str) -> None:
+    """Few and many keys, also more than 64 tiles of 64. CUDA cuts the keys of a token into more
+    pieces in steps of up to 16 rows: the bits do not show it."""
+    s = h.steps(np.random.RandomState(11), [(0, 3), (4200, 2), (639, 11), (2100, 1), (255, 2)])
+    check_attend(device, s, 24, 2, 256, blocks, kinds=(kind, kind), piece=1)
+
+
+@pytest.mark.parametrize("rows", [16, 17])
+@pytest.mark.parametrize("group", [3, 12, 13])
+def test_attend_released_head_size(device: h.Device, group: int, rows: int) -> None:
+    """CUDA takes up to 12 heads of a group on tensor cores."""
+    s = h.steps(np.random.RandomState(12), [(100, rows - 1), (65, 1)])
+    check_attend(device, s, 2 * group, 2, 256, piece=1)
+
+
+def test_attend_many_rows(device: h.Device) -> None:
+    """More than CUDA's scratch memory holds at once."""
+    s = h.steps(np.random.RandomState(13), [(0, 1030)])
+    check_attend(device, s, 1, 1, 256, piece=515)
 
 
 def test_attend_sharp_softmax(device: h.Device) -> None:

@@ -355,3 +355,27 @@ def test_gated_delta_net_padding(device: h.Device) -> None:
     y = device.run("gated_delta_net", args, s.inputs(state=before, tokens=[0] * rows))["y"]
     h.same(y[: s.total], want)
     h.same(before, n.state)
+
+
+@pytest.mark.parametrize("count", [7, 8, 150])
+def test_gated_delta_net_of_many_sequences(device: h.Device, count: int) -> None:
+    """Bits and states are those of few sequences at a time. CUDA streams states from 8 on, and from
+    67 on its blocks have more than one unit of work."""
+    if device.backend != "cuda":
+        pytest.skip("other backends take each sequence by itself")
+    rng = np.random.RandomState(8)
+    s = h.steps(rng, [(i, 1) for i in range(count)])
+    n = net(rng, s, RELEASED, 4, "silu")
+    d, few = n.delta, n.state.copy()
+    y = device.run("gated_delta_net", n.args(), s.inputs(state=n.state))["y"]
+    for i in range(0, count, 5):
+        rows = slice(i, min(i + 5, count))
+        part = h.steps(rng, [(0, 1)] * (rows.stop - i))
+        step = part.inputs(state=few)
+        step["chunks"] = [
+            (j, 1, 0, s.state_rows[i + j], list(part.pages[j])) for j in range(rows.stop - i)
+        ]
+        args = n.args() | d.args(rows) | {"x": d.qkv[rows], "z": n.z[rows]}
+        del args["qkv"], args["state"]
+        h.same(device.run("gated_delta_net", args, step)["y"], y[rows])
+    h.same(few, n.state)

@@ -94,7 +94,8 @@ struct SelectArgs {
 
 // Warps take 4 blocks of a token at a time, 4 heads at once. grid (blocks of the grid, rows)
 constexpr int score_keys = 4, score_heads = 4, score_warps = block_threads / 32;
-__global__ void __launch_bounds__(block_threads) score_kernel(const SelectArgs a) {
+constexpr int score_blocks = 4;  // of a multiprocessor
+__global__ void __launch_bounds__(block_threads, score_blocks) score_kernel(const SelectArgs a) {
   const std::int64_t t = a.first_row + blockIdx.y;
   const ChunkView chunk = a.step.chunk_of(t);
   const std::int64_t blocks = a.complete_blocks(chunk, t);
@@ -325,7 +326,7 @@ void run(const IndexSelect& op, const Context& c) {
   const std::int64_t rows = c.rows(op.q), most_blocks = c.context / op.ratio + 1;
   const std::int64_t step = rows_at_once_of(rows, most_blocks);
   // Warps take blocks in turn, where more of them than run at once would only start and end.
-  const std::int64_t at_once = 6ll * limits().processors;
+  const std::int64_t at_once = static_cast<std::int64_t>(score_blocks) * limits().processors;
   const auto grid = static_cast<unsigned>(
       std::clamp<std::int64_t>(at_once / std::min(rows, step), 1,
                                div_up(most_blocks, score_warps * score_keys)));

@@ -28,22 +28,25 @@ struct AttendArgs {
 // The keys that a token sees: all up to itself, or the selected blocks and the incomplete last one.
 struct Visible {
   const std::int32_t* selected = nullptr;
-  std::int64_t count = 0, all = 0;
-  std::int64_t in_blocks = 0;
-  int ratio;
+  int count = 0, all = 0;
+  int in_blocks = 0;
+  unsigned ratio;
 
-  __device__ Visible(const AttendArgs& a, const ChunkView& chunk, std::int64_t t) : ratio(a.ratio) {
-    all = chunk.position + (t - chunk.row) + 1;
+  __device__ Visible(const AttendArgs& a, const ChunkView& chunk, std::int64_t t)
+      : ratio(static_cast<unsigned>(a.ratio)) {
+    all = chunk.position + (static_cast<int>(t) - chunk.row) + 1;
     count = all;
     if (a.selected == nullptr || a.selected[t * a.blocks] < 0) return;
     selected = a.selected + t * a.blocks;
-    in_blocks = static_cast<std::int64_t>(a.blocks) * ratio;
-    count = in_blocks + all % ratio;
+    in_blocks = a.blocks * a.ratio;
+    count = in_blocks + all % a.ratio;
   }
-  __device__ std::int64_t position(std::int64_t i) const {
+  __device__ int position(int i) const {
     if (selected == nullptr) return i;
-    return i < in_blocks ? static_cast<std::int64_t>(selected[i / ratio]) * ratio + i % ratio
-                         : all - all % ratio + (i - in_blocks);
+    const unsigned u = static_cast<unsigned>(i);
+    return i < in_blocks
+               ? selected[u / ratio] * static_cast<int>(ratio) + static_cast<int>(u % ratio)
+               : all - (count - i);
   }
 };
 

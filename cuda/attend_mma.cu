@@ -22,18 +22,18 @@ constexpr int dim = attend_mma_dim, heads = attend_mma_heads;
 constexpr int threads = 256, warps = threads / 32, tile = 64;
 constexpr int slice = dim / warps;  // dimensions of a warp, of keys and of values
 constexpr int line = 128;           // bytes that a prefetch brings
-constexpr int most_parts = 64, most_groups = 4, most_group = most_parts / most_groups;
-constexpr std::int64_t most_part_rows = 16;   // of steps whose blocks take a part
-constexpr std::int64_t rows_at_once = 1024;   // bounds the scratch
-static_assert(slice == 32 && heads > 8 && heads <= 16 && most_group <= 32);
+constexpr int most_parts = 64, most_groups = 4;
+constexpr std::int64_t most_part_rows = 16;  // of steps whose blocks take a part
+constexpr std::int64_t rows_at_once = 1024;  // bounds the scratch
+static_assert(slice == 32 && heads > 8 && heads <= 16 && most_parts / most_groups <= 32);
 
 struct Cut {
-  std::int64_t part;   // keys
-  int parts, group;    // of the token, of a group
-  __device__ explicit Cut(std::int64_t keys)
-      : part(div_up(div_up(keys, most_parts), tile) * tile),
-        parts(static_cast<int>(div_up(keys, part))),
-        group(static_cast<int>(div_up(parts, most_groups))) {}
+  int part;          // keys
+  int parts, group;  // of the token, of a group
+  __device__ explicit Cut(int keys)
+      : part((keys + most_parts * tile - 1) / (most_parts * tile) * tile),
+        parts((keys + part - 1) / part),
+        group((parts + most_groups - 1) / most_groups) {}
 };
 
 // fp32 values as an operand.
@@ -56,80 +56,98 @@ __device__ __forceinline__ void multiply(float (&d)[4], const Split& a, float b0
   mma_tf32(d, a.hi, hi);
 }
 
+// Over 16 lanes, in one order.
+template <class F>
+__device__ __forceinline__ float over_half_warp(float v, F f) {
+#pragma unroll
+  for (int d = 8; d > 0; d >>= 1) v = f(v, __shfl_xor_sync(all_lanes, v, d));
+  return v;
+}
+
 // A warp multiplies its slice of all keys of a tile by the queries, then sums its slice of their
 // values. With g = lane / 4 and c = lane % 4 a lane has heads g and g + 8, of keys 8n + g and
-// dimensions 8c .. 8c + 7, and of values 16m + 4c .. 16m + 4c + 3 and dimensions 4g .. 4g + 3: an
-// order that loads whole lines, and that the operands share. grid (T * kv heads, slots)
+// dimensions 4c .. 4c + 3 and 16 more, and of values 16m + 4c .. 16m + 4c + 3 and dimensions
+// 4g .. 4g + 3: an order that loads whole sectors, and that the operands share.
+// grid (T * kv heads, slots)
 template <int KeyBytes, int ValueBytes>
 __global__ void __launch_bounds__(threads, 2) attend_mma_kernel(const AttendArgs a) {
-  __shared__ float dots[warps][heads][tile + 8];  // of the slices; padded against bank conflicts
+  constexpr int lanes = 16, keys_of_lane = tile / lanes;  // for a head's softmax
+  static_assert(heads * lanes <= threads && keys_of_lane == 4);
+  __shared__ alignas(16) float dots[warps][heads][tile + 8];  // of slices; padded against conflicts
   __shared__ alignas(16) float p[heads][tile + 16];
   __shared__ float sum[16][threads];  // of parts, each thread's own
-  __shared__ float keep[heads], top[heads], total[heads];
+  __shared__ float keep[heads];
   __shared__ Running running[heads];
   __shared__ std::int32_t at[2][tile];  // tokens of the cache, of this tile and of the next
-  const std::int64_t row = blockIdx.x / a.kv_heads, t = a.first_row + row;
-  const int kv_head = static_cast<int>(blockIdx.x % a.kv_heads), group = a.heads / a.kv_heads;
+  const int row = static_cast<int>(blockIdx.x) / a.kv_heads;
+  const int kv_head = static_cast<int>(blockIdx.x) % a.kv_heads, group = a.heads / a.kv_heads;
+  const std::int64_t t = a.first_row + row;
   const int thread = static_cast<int>(threadIdx.x), g = lane_id() / 4, c = lane_id() % 4;
-  const int slice0 = warp_id() * slice;
-  const std::int64_t width = static_cast<std::int64_t>(a.kv_heads) * dim;
+  const int slice0 = warp_id() * slice, width = a.kv_heads * dim;
+  const Cells keys = a.keys.from(kv_head * dim + slice0 + 4 * c);
+  const Cells values = a.values.from(kv_head * dim + slice0 + 4 * g);
   const ChunkView chunk = a.step.chunk_of(t);
   begin();
   if (chunk.padding()) return;
   const Visible visible(a, chunk, t);
   const Cut cut(visible.count);
-  const std::int64_t share = cut.part * (a.slots == most_parts ? 1 : cut.group);
-  const std::int64_t first = blockIdx.y * share, end = min(visible.count, first + share);
+  const int share = cut.part * (a.slots == most_parts ? 1 : cut.group);
+  const int first = static_cast<int>(blockIdx.y) * share, end = min(visible.count, first + share);
   if (first >= end) return;
 
   // Places past the end repeat the last key and weigh nothing.
-  const auto position = [&](std::int64_t key) { return visible.position(min(key, end - 1)); };
-  const auto slot = [&](std::int64_t place) {
-    return static_cast<std::int32_t>(a.step.slot(chunk, place));
-  };
+  const auto position = [&](int key) { return visible.position(min(key, end - 1)); };
+  const auto slot = [&](int place) { return static_cast<std::int32_t>(a.step.slot(chunk, place)); };
   if (thread < tile) at[0][thread] = slot(position(first + thread));
-  if (thread < heads) {
-    top[thread] = -INFINITY, total[thread] = 0;
-    running[thread] = Running::nothing();
-  }
   float q[2][8];  // of heads g and g + 8
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const auto* from = reinterpret_cast<const float4*>(
-        a.q + (t * a.heads + kv_head * group + g + 8 * i) * dim + slice0 + 8 * c);
+        a.q + (t * a.heads + kv_head * group + g + 8 * i) * dim + slice0 + 4 * c);
     const bool there = g + 8 * i < group;
-    const float4 low = there ? from[0] : float4{}, high = there ? from[1] : float4{};
+    const float4 low = there ? from[0] : float4{}, high = there ? from[4] : float4{};
     q[i][0] = low.x, q[i][1] = low.y, q[i][2] = low.z, q[i][3] = low.w;
     q[i][4] = high.x, q[i][5] = high.y, q[i][6] = high.z, q[i][7] = high.w;
   }
 #pragma unroll
   for (int i = 0; i < 16; ++i) sum[i][thread] = 0;
   float acc[4][4] = {};
+  Running parts = Running::nothing();  // these three: of head thread / lanes
+  float top = -INFINITY, total = 0;
   __syncthreads();
 
-  int now = 0;
-  for (std::int64_t key0 = first; key0 < end; key0 += tile, now ^= 1) {
-    const auto cell = [&](int key) { return at[now][key] * width + kv_head * dim + slice0; };
+  int now = 0, left = cut.part;  // the keys of the part that are still to come
+  for (int key0 = first; key0 < end; key0 += tile, now ^= 1) {
+    const auto cell = [&](int key) { return static_cast<std::int64_t>(at[now][key]) * width; };
     const bool more = key0 + tile < end;
-    const bool last = !more || (key0 + tile - first) % cut.part == 0;  // of its part
+    left -= tile;
+    const bool last = !more || left == 0;  // of its part
     if (warp_id() % (line / (slice * ValueBytes)) == 0)
       for (int key = lane_id(); key < tile; key += 32)
-        prefetch(a.values.data + cell(key) * ValueBytes);
-    float k[tile / 8][8];
+        prefetch(values.data + (cell(key) - 4 * g) * ValueBytes);
+    float4 k[tile / 8][2];
 #pragma unroll
-    for (int n = 0; n < tile / 8; ++n) a.keys.load8<KeyBytes>(cell(8 * n + g) + 8 * c, k[n]);
-    std::int64_t next = 0;
+    for (int n = 0; n < tile / 8; ++n) {
+      const std::int64_t from = cell(8 * n + g);
+      k[n][0] = keys.load4<KeyBytes>(from);
+      k[n][1] = keys.load4<KeyBytes>(from + 16);
+    }
+    int next = 0;
     if (more && thread < tile) next = position(key0 + tile + thread);
     constexpr int at_once = 4;
 #pragma unroll
     for (int n0 = 0; n0 < tile / 8; n0 += at_once) {
       float dot[at_once][4] = {};
 #pragma unroll
-      for (int i = 0; i < 8; i += 2) {
-        const Split queries(q[0][i], q[1][i], q[0][i + 1], q[1][i + 1]);
+      for (int i = 0; i < 2; ++i) {
+        const Split even(q[0][4 * i], q[1][4 * i], q[0][4 * i + 1], q[1][4 * i + 1]);
 #pragma unroll
         for (int n = 0; n < at_once; ++n)
-          multiply<KeyBytes == 2>(dot[n], queries, k[n0 + n][i], k[n0 + n][i + 1]);
+          multiply<KeyBytes == 2>(dot[n], even, k[n0 + n][i].x, k[n0 + n][i].y);
+        const Split odd(q[0][4 * i + 2], q[1][4 * i + 2], q[0][4 * i + 3], q[1][4 * i + 3]);
+#pragma unroll
+        for (int n = 0; n < at_once; ++n)
+          multiply<KeyBytes == 2>(dot[n], odd, k[n0 + n][i].z, k[n0 + n][i].w);
       }
 #pragma unroll
       for (int n = 0; n < at_once; ++n) {
@@ -144,29 +162,37 @@ __global__ void __launch_bounds__(threads, 2) attend_mma_kernel(const AttendArgs
     float4 v[tile / 4];
 #pragma unroll
     for (int i = 0; i < tile / 4; ++i)
-      v[i] = a.values.load4<ValueBytes>(cell(i / 4 * 16 + 4 * c + i % 4) + 4 * g);
+      v[i] = values.load4<ValueBytes>(cell(i / 4 * 16 + 4 * c + i % 4));
     if (more && thread < tile) at[now ^ 1][thread] = slot(next);
-    for (int h = warp_id(); h < heads; h += warps) {
-      float score[2];
+    if (warp_id() < heads * lanes / 32) {
+      const int h = thread / lanes, key = thread % lanes * keys_of_lane;
+      float4 s = *reinterpret_cast<const float4*>(&dots[0][h][key]);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int key = lane_id() + 32 * i;
-        float dot = dots[0][h][key];
-#pragma unroll
-        for (int w = 1; w < warps; ++w) dot += dots[w][h][key];
-        score[i] = key0 + key < end ? a.scale * dot : -INFINITY;
+      for (int w = 1; w < warps; ++w) {
+        const float4 x = *reinterpret_cast<const float4*>(&dots[w][h][key]);
+        s = {s.x + x.x, s.y + x.y, s.z + x.z, s.w + x.w};
       }
-      const float before = top[h], highest = fmaxf(before, warp_max(fmaxf(score[0], score[1])));
-      const float w0 = expf(score[0] - highest), w1 = expf(score[1] - highest);
-      const float weights = warp_sum(w0 + w1);
-      p[h][lane_id()] = w0;
-      p[h][lane_id() + 32] = w1;
-      if (lane_id() == 0) {
-        keep[h] = expf(before - highest);
-        const float sum_of_part = fmaf(total[h], keep[h], weights);
-        if (last) running[h].step(highest, sum_of_part);
-        top[h] = last ? -INFINITY : highest;
-        total[h] = last ? 0 : sum_of_part;
+      const auto score = [&](float dot, int i) {
+        return key0 + key + i < end ? a.scale * dot : -INFINITY;
+      };
+      s = {score(s.x, 0), score(s.y, 1), score(s.z, 2), score(s.w, 3)};
+      const float highest =
+          fmaxf(top, over_half_warp(fmaxf(fmaxf(s.x, s.y), fmaxf(s.z, s.w)),
+                                    [](float x, float y) { return fmaxf(x, y); }));
+      s = {expf(s.x - highest), expf(s.y - highest), expf(s.z - highest), expf(s.w - highest)};
+      *reinterpret_cast<float4*>(&p[h][key]) = s;
+      const float weights =
+          over_half_warp((s.x + s.y) + (s.z + s.w), [](float x, float y) { return x + y; });
+      const float old = expf(top - highest);
+      total = fmaf(total, old, weights);
+      top = highest;
+      if (last) {
+        parts.step(top, total);
+        top = -INFINITY, total = 0;
+      }
+      if (thread % lanes == 0) {
+        keep[h] = old;
+        if (last) running[h] = parts;
       }
     }
     __syncthreads();
@@ -180,21 +206,20 @@ __global__ void __launch_bounds__(threads, 2) attend_mma_kernel(const AttendArgs
 #pragma unroll
     for (int m = 0; m < tile / 16; ++m) {
       const float4 low = *reinterpret_cast<const float4*>(&p[g][16 * m + 4 * c]);
-      const float4 high = g + 8 < heads
-                              ? *reinterpret_cast<const float4*>(&p[g + 8][16 * m + 4 * c])
-                              : float4{};
+      const float4 high =
+          g + 8 < heads ? *reinterpret_cast<const float4*>(&p[g + 8][16 * m + 4 * c]) : float4{};
       const Split even(low.x, high.x, low.y, high.y), odd(low.z, high.z, low.w, high.w);
       const auto of = [&](int i, int j) {
         const float4& x = v[4 * m + i];
         return j == 0 ? x.x : j == 1 ? x.y : j == 2 ? x.z : x.w;
       };
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        multiply<ValueBytes == 2>(acc[j], even, of(0, j), of(1, j));
-        multiply<ValueBytes == 2>(acc[j], odd, of(2, j), of(3, j));
-      }
+      for (int j = 0; j < 4; ++j) multiply<ValueBytes == 2>(acc[j], even, of(0, j), of(1, j));
+#pragma unroll
+      for (int j = 0; j < 4; ++j) multiply<ValueBytes == 2>(acc[j], odd, of(2, j), of(3, j));
     }
     if (!last) continue;
+    left = cut.part;
     const Running low = running[g], high = g + 8 < heads ? running[g + 8] : Running::nothing();
 #pragma unroll
     for (int j = 0; j < 4; ++j)
@@ -210,7 +235,8 @@ __global__ void __launch_bounds__(threads, 2) attend_mma_kernel(const AttendArgs
   for (int i = 0; i < 2; ++i) {
     const int h = g + 8 * i;
     if (h >= group) continue;
-    const std::int64_t to = (row * a.heads + kv_head * group + h) * a.slots + blockIdx.y;
+    const std::int64_t to =
+        (static_cast<std::int64_t>(row) * a.heads + kv_head * group + h) * a.slots + blockIdx.y;
 #pragma unroll
     for (int j = 0; j < 2; ++j)
       *reinterpret_cast<float4*>(a.parts + to * dim + slice0 + 8 * c + 4 * j) = {
@@ -226,10 +252,11 @@ __global__ void __launch_bounds__(threads, 2) attend_mma_kernel(const AttendArgs
 // A block per token and query head: adds slots to groups and groups to the result.
 template <int Slots>
 __global__ void __launch_bounds__(dim) merge_mma_kernel(const AttendArgs a) {
-  // Parts of the released model's budget of keys, and a few more.
-  constexpr int at_once = Slots == most_parts ? 40 : Slots;
-  __shared__ float2 factors[Slots];  // of what is there and what is added
-  __shared__ float tops[most_groups], totals[most_groups];
+  constexpr int most = Slots / most_groups;  // slots of a group
+  // Of those of the released model's budget of keys, a few more.
+  constexpr int at_once = most < 10 ? most : 10;
+  __shared__ float4 factors[most_groups][most];  // of what is there, of what is added; its total
+  __shared__ float tops[most_groups];
   const std::int64_t head = blockIdx.x, t = a.first_row + blockIdx.x / a.heads;
   const int d = static_cast<int>(threadIdx.x);
   const ChunkView chunk = a.step.chunk_of(t);
@@ -237,47 +264,53 @@ __global__ void __launch_bounds__(dim) merge_mma_kernel(const AttendArgs a) {
   if (chunk.padding()) return;
   const float gate = a.qg[(2 * (t * a.heads + head % a.heads) + 1) * dim + d];
   const Cut cut(Visible(a, chunk, t).count);
-  const int n = static_cast<int>(Slots == most_parts ? cut.parts : div_up(cut.parts, cut.group));
+  const int n = Slots == most_parts ? cut.parts : (cut.parts + cut.group - 1) / cut.group;
   const int group = Slots == most_parts ? cut.group : 1;
+  const auto count = [&](int i) { return max(0, min(group, n - i * group)); };  // of group i
   const float* from = a.parts + head * Slots * dim + d;
-  float first[at_once];  // on their way while the factors are computed
+  float first[most_groups][at_once];  // on their way while the factors are computed
 #pragma unroll
-  for (int i = 0; i < at_once; ++i) first[i] = i < n ? from[i * dim] : 0.0f;
-  if (warp_id() < most_groups && warp_id() * group < n) {
-    const int in_group = min(group, n - warp_id() * group), slot = warp_id() * group + lane_id();
-    const float2 mine = lane_id() < in_group
-                            ? reinterpret_cast<const float2*>(a.sums)[head * Slots + slot]
-                            : float2{-INFINITY, 0};
+  for (int i = 0; i < most_groups; ++i)
+#pragma unroll
+    for (int j = 0; j < at_once; ++j)
+      first[i][j] = j < count(i) ? from[(i * group + j) * dim] : 0.0f;
+  if (warp_id() < most_groups) {
+    const bool there = lane_id() < count(warp_id());
+    const float2 mine =
+        there
+            ? reinterpret_cast<const float2*>(a.sums)[head * Slots + warp_id() * group + lane_id()]
+            : float2{-INFINITY, 0};
     float top = mine.x;  // of the slots so far
 #pragma unroll
-    for (int i = 1; i < most_group; i *= 2) {
+    for (int i = 1; i < most; i *= 2) {
       const float other = __shfl_up_sync(all_lanes, top, i);
       if (lane_id() >= i) top = fmaxf(top, other);
     }
     const float before = __shfl_up_sync(all_lanes, top, 1);
-    const float keep = lane_id() == 0 ? 0 : expf(before - top), add = expf(mine.x - top);
-    float total = 0;
-    for (int i = 0; i < in_group; ++i)
-      total = fmaf(__shfl_sync(all_lanes, mine.y, i), __shfl_sync(all_lanes, add, i),
-                   __fmul_rn(total, __shfl_sync(all_lanes, keep, i)));
-    if (lane_id() < in_group) factors[slot] = {keep, add};
-    if (lane_id() == in_group - 1) tops[warp_id()] = top, totals[warp_id()] = total;
+    if (there)
+      factors[warp_id()][lane_id()] = {lane_id() == 0 ? 0 : expf(before - top), expf(mine.x - top),
+                                       mine.y, 0};
+    if (lane_id() == count(warp_id()) - 1) tops[warp_id()] = top;
   }
   __syncthreads();
   Running running = Running::nothing();
-  float result = 0, sum = 0;
-  int left = group, at = 0;  // slots of the group, the group
-  const auto step = [&](int i, float part) {
-    sum = fmaf(part, factors[i].y, __fmul_rn(sum, factors[i].x));
-    if (--left > 0 && i + 1 < n) return;
-    running.step(tops[at], totals[at]);
-    result = running.values(result, sum);
-    left = group, ++at;
-  };
+  float result = 0;
 #pragma unroll
-  for (int i = 0; i < at_once; ++i)
-    if (i < n) step(i, first[i]);
-  for (int i = at_once; i < n; ++i) step(i, from[i * dim]);
+  for (int i = 0; i < most_groups; ++i) {
+    if (count(i) == 0) break;
+    float sum = 0, total = 0;
+    const auto add = [&](int j, float part) {
+      const float4 f = factors[i][j];
+      sum = fmaf(part, f.y, __fmul_rn(sum, f.x));
+      total = fmaf(f.z, f.y, __fmul_rn(total, f.x));
+    };
+#pragma unroll
+    for (int j = 0; j < at_once; ++j)
+      if (j < count(i)) add(j, first[i][j]);
+    for (int j = at_once; j < count(i); ++j) add(j, from[(i * group + j) * dim]);
+    running.step(tops[i], total);
+    result = running.values(result, sum);
+  }
   a.y[(t * a.heads + head % a.heads) * dim + d] = result / running.total * sigmoid(gate);
 }
 

@@ -1,6 +1,6 @@
-// Attention of heads of any size over the paged cache in two passes: blocks take a token, a KV head and a part of its
-// keys; then the parts are merged in order and gated. How a token's keys are cut depends on their
-// number alone, so that its bits do not depend on the batch.
+// Attention of heads of any size over the paged cache in two passes: blocks take a token, a KV head
+// and a part of its keys; then the parts are merged in order and gated. How a token's keys are cut
+// depends on their number alone, so that its bits do not depend on the batch.
 #include "cuda/attend.h"
 #include "cuda/check.h"
 #include "cuda/common/math.cuh"
@@ -40,16 +40,16 @@ __global__ void __launch_bounds__(Threads) attend_kernel(const AttendArgs a) {
   const ChunkView& chunk = a.step.chunk_of(t);
   if (chunk.padding()) return;
   const Visible visible(a, chunk, t);
-  const std::int64_t part = part_keys(visible.count);
-  if (blockIdx.y * part >= visible.count) return;
+  const std::int64_t count = visible.count, part = part_keys(count);
+  if (blockIdx.y * part >= count) return;
 
   for (int i = threadIdx.x; i < Heads * a.dim; i += Threads)
     queries[i] = i / a.dim < heads ? a.q[(t * a.heads + head) * a.dim + i] : 0.0f;
   if (threadIdx.x < Heads) running[threadIdx.x] = Running::nothing();
   float sum[Heads] = {};  // over all parts
   const int d = threadIdx.x;
-  for (std::int64_t begin = blockIdx.y * part; begin < visible.count; begin += gridDim.y * part) {
-    const std::int64_t end = min(visible.count, begin + part);
+  for (std::int64_t begin = blockIdx.y * part; begin < count; begin += gridDim.y * part) {
+    const std::int64_t end = min(count, begin + part);
     float acc[Heads] = {};
     __syncthreads();
     if (threadIdx.x < Heads) {
@@ -61,8 +61,8 @@ __global__ void __launch_bounds__(Threads) attend_kernel(const AttendArgs a) {
       __syncthreads();
       if (threadIdx.x < tile)  // places past the end repeat the last key and weigh nothing
         at[threadIdx.x] =
-            a.step.slot(chunk,
-                        visible.position(first_key + min(static_cast<int>(threadIdx.x), n - 1))) *
+            a.step.slot(chunk, visible.position(static_cast<int>(first_key) +
+                                                min(static_cast<int>(threadIdx.x), n - 1))) *
                 width +
             kv_head * a.dim;
       __syncthreads();
@@ -146,8 +146,7 @@ __global__ void __launch_bounds__(block_threads) merge_kernel(const AttendArgs a
   const ChunkView& chunk = a.step.chunk_of(t);
   if (chunk.padding()) return;
   const Visible visible(a, chunk, t);
-  const int parts =
-      min(a.slots, static_cast<int>(div_up(visible.count, part_keys(visible.count))));
+  const int parts = min(a.slots, static_cast<int>(div_up(visible.count, part_keys(visible.count))));
   const std::int64_t first = blockIdx.x * static_cast<std::int64_t>(a.slots);
   for (int d = threadIdx.x; d < a.dim; d += block_threads) {
     Running running = Running::nothing();

@@ -103,8 +103,10 @@ struct StepView {
   }
   // Where the cache holds a position, in tokens.
   __device__ std::int64_t slot(const ChunkView& c, std::int64_t position) const {
-    return static_cast<std::int64_t>(pages[c.first_page + position / page_tokens]) * page_tokens +
-           position % page_tokens;
+    // Positions have 31 bits; division of 64 would take longer than what is looked up.
+    const auto at = static_cast<std::uint32_t>(position);
+    const auto n = static_cast<std::uint32_t>(page_tokens);
+    return pages[c.first_page + at / n] * page_tokens + at % n;
   }
 #endif
 };

@@ -51,7 +51,8 @@ struct Channel {
 
 #endif
 
-// Streams the states of many sequences through shared memory; for chunks of one row.
+// Streams the states of many sequences through shared memory; for chunks of one row. Whether the
+// device has the memory, and states lie where bulk copies reach them.
 bool has_gated_delta_ring(const NetArgs&);
 void gated_delta_ring(const NetArgs&, std::int64_t chunks, cudaStream_t);
 

@@ -40,6 +40,7 @@ __global__ void __launch_bounds__(threads, 1)
   extern __shared__ uint4 memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
   const int units = *a.step.n_chunks * a.key_heads;
+  const int stride = static_cast<int>(gridDim.x);
   int unit = static_cast<int>(blockIdx.x);
   if (unit >= units) return begin();
   const auto chunk_of = [&](int i) -> const ChunkView& { return a.step.chunks[i / a.key_heads]; };
@@ -86,8 +87,8 @@ __global__ void __launch_bounds__(threads, 1)
   begin();  // states and tails are this op's alone
   load_inputs(unit);
 
-  for (int round = 0; unit < units; ++round, unit += static_cast<int>(gridDim.x)) {
-    const int next = unit + static_cast<int>(gridDim.x);
+  for (int round = 0; unit < units; ++round, unit += stride) {
+    const int next = unit + stride;
     float* tail = a.step.state_at(chunk_of(unit), a.conv_state);
 #pragma unroll
     for (int i = 0; i < each; ++i)
@@ -116,9 +117,9 @@ __global__ void __launch_bounds__(threads, 1)
     for (int member = 0; member < group; ++member) {
       // The last of a head, by a warp of its own.
       const bool ends = warp_id() == 1 + member;
-      const std::int64_t y =
-          (static_cast<std::int64_t>(chunk_of(unit).row) * a.value_heads +
-           value_head(unit, member)) * dim + lane_id();
+      const std::int64_t head =
+          static_cast<std::int64_t>(chunk_of(unit).row) * a.value_heads + value_head(unit, member);
+      const std::int64_t y = head * dim + lane_id();
       float z[dim / 32];
       if (ends)
 #pragma unroll
@@ -191,8 +192,8 @@ __global__ void __launch_bounds__(threads, 1)
 
 bool has_gated_delta_ring(const NetArgs& a) {
   constexpr int floats = 4;  // of the 16 bytes that bulk copies move
-  return overlaps_launches() && sizeof(Shared) <= limits().block_shared &&
-         a.delta_state % floats == 0 && a.step.state_stride % floats == 0;
+  return sizeof(Shared) <= limits().block_shared && a.delta_state % floats == 0 &&
+         a.step.state_stride % floats == 0;
 }
 
 void gated_delta_ring(const NetArgs& a, std::int64_t chunks, cudaStream_t stream) {

@@ -87,8 +87,8 @@ struct SelectArgs {
   std::int64_t most_blocks, first_row;
   int heads, dim, ratio, blocks;
 
-  __device__ std::int64_t complete_blocks(const ChunkView& chunk, std::int64_t t) const {
-    return (chunk.position + (t - chunk.row) + 1) / ratio;
+  __device__ int complete_blocks(const ChunkView& chunk, std::int64_t t) const {
+    return (chunk.position + (static_cast<int>(t) - chunk.row) + 1) / ratio;
   }
 };
 
@@ -98,13 +98,16 @@ constexpr int score_blocks = 4;  // of a multiprocessor
 __global__ void __launch_bounds__(block_threads, score_blocks) score_kernel(const SelectArgs a) {
   const std::int64_t t = a.first_row + blockIdx.y;
   const ChunkView chunk = a.step.chunk_of(t);
-  const std::int64_t blocks = a.complete_blocks(chunk, t);
+  const int blocks = a.complete_blocks(chunk, t);
   if (chunk.padding() || blocks <= a.blocks) return begin();
-  const auto key_of = [&](std::int64_t b) {
-    return a.keys + a.step.slot(chunk, min(b, blocks - 1) * a.ratio) / a.ratio * a.dim;
+  const unsigned of_page =
+      static_cast<unsigned>(a.step.page_tokens) / static_cast<unsigned>(a.ratio);
+  const auto key_of = [&](int b) {
+    const auto at = static_cast<unsigned>(min(b, blocks - 1));
+    const std::int64_t page = a.step.pages[chunk.first_page + at / of_page];
+    return a.keys + (page * of_page + at % of_page) * a.dim;
   };
-  const std::int64_t first =
-      (blockIdx.x * static_cast<std::int64_t>(score_warps) + warp_id()) * score_keys;
+  const int first = (static_cast<int>(blockIdx.x) * score_warps + warp_id()) * score_keys;
   constexpr int line = 32;  // floats
   const int lines = static_cast<int>(div_up(a.dim, line));
   if (first < blocks)  // all but the newest key are older than the step
@@ -112,11 +115,11 @@ __global__ void __launch_bounds__(block_threads, score_blocks) score_kernel(cons
       prefetch(key_of(first + i / lines) + i % lines * line);
   begin();
   const float* q = a.q + t * a.heads * a.dim;
-  const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * score_warps * score_keys;
+  const int stride = static_cast<int>(gridDim.x) * score_warps * score_keys;
   const float* next[score_keys];  // found a step ahead
 #pragma unroll
   for (int j = 0; j < score_keys; ++j) next[j] = key_of(first + j);
-  for (std::int64_t b0 = first; b0 < blocks; b0 += stride) {
+  for (int b0 = first; b0 < blocks; b0 += stride) {
     const float* key[score_keys];
 #pragma unroll
     for (int j = 0; j < score_keys; ++j) {
@@ -244,7 +247,7 @@ __device__ Threshold threshold_of(Each each, int k) {
 __global__ void __launch_bounds__(select_threads) select_kernel(const SelectArgs a) {
   const std::int64_t t = a.first_row + blockIdx.x;
   const ChunkView chunk = a.step.chunk_of(t);
-  const std::int64_t blocks = a.complete_blocks(chunk, t);
+  const int blocks = a.complete_blocks(chunk, t);
   begin();
   if (chunk.padding()) return;
   std::int32_t* selected = a.selected + t * a.blocks;
@@ -270,13 +273,13 @@ __global__ void __launch_bounds__(select_threads) select_kernel(const SelectArgs
   } else {
     least = threshold_of(
         [&](auto f) {
-          for (std::int64_t b = threadIdx.x; b < blocks; b += select_threads) f(bits[b]);
+          for (int b = static_cast<int>(threadIdx.x); b < blocks; b += select_threads) f(bits[b]);
         },
         a.blocks);
   }
   Ranks passed{0, 0};
-  for (std::int64_t first = 0; first < blocks; first += select_threads) {
-    const std::int64_t b = first + threadIdx.x;
+  for (int first = 0; first < blocks; first += select_threads) {
+    const int b = first + static_cast<int>(threadIdx.x);
     const std::uint32_t score = b < blocks ? bits[b] : 0;
     const bool above = b < blocks && score > least.bits, equal = b < blocks && score == least.bits;
     Ranks total;
@@ -327,9 +330,8 @@ void run(const IndexSelect& op, const Context& c) {
   const std::int64_t step = rows_at_once_of(rows, most_blocks);
   // Warps take blocks in turn, where more of them than run at once would only start and end.
   const std::int64_t at_once = static_cast<std::int64_t>(score_blocks) * limits().processors;
-  const auto grid = static_cast<unsigned>(
-      std::clamp<std::int64_t>(at_once / std::min(rows, step), 1,
-                               div_up(most_blocks, score_warps * score_keys)));
+  const auto grid = static_cast<unsigned>(std::clamp<std::int64_t>(
+      at_once / std::min(rows, step), 1, div_up(most_blocks, score_warps * score_keys)));
   SelectArgs a{c.step,
                c.f32(op.q),
                c.kv[op.layer].index,

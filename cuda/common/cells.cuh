@@ -18,6 +18,7 @@ struct Cells {
   DType type = DType::f32;
 
   __host__ __device__ int bytes() const { return type == DType::f32 ? 4 : 2; }
+  __host__ __device__ Cells from(std::int64_t i) const { return {data + i * bytes(), type}; }
 
 #ifdef __CUDACC__
   __device__ __forceinline__ static float decode(std::uint32_t bits, bool bf16) {
@@ -39,22 +40,6 @@ struct Cells {
     const bool bf16 = type == DType::bf16;
     return {decode(v.x & 0xffff, bf16), decode(v.x >> 16, bf16), decode(v.y & 0xffff, bf16),
             decode(v.y >> 16, bf16)};
-  }
-
-  // Cells i .. i + 7; i a multiple of 8.
-  template <int Bytes>
-  __device__ __forceinline__ void load8(std::int64_t i, float (&to)[8]) const {
-    if constexpr (Bytes == 4) {
-      const float4 low = load4<4>(i), high = load4<4>(i + 4);
-      to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
-      to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
-    } else {
-      const uint4 v = *reinterpret_cast<const uint4*>(data + 2 * i);
-      const std::uint32_t words[4] = {v.x, v.y, v.z, v.w};
-      const bool bf16 = type == DType::bf16;
-#pragma unroll
-      for (int j = 0; j < 8; ++j) to[j] = decode(words[j / 2] >> j % 2 * 16 & 0xffff, bf16);
-    }
   }
 
   // Rounds to the nearest, of two the even one, as the host does.

@@ -27,12 +27,13 @@ struct InputsArgs {
 
 // The key of the block whose first token is at `first`: rows of this step, before them the tail.
 __device__ void block_key(const InputsArgs& a, const ChunkView& chunk, const float* tail,
-                          std::int64_t first) {
+                          int first) {
   const auto mean = [&](int d) {
     float sum = 0;
     for (int r = 0; r < a.ratio; ++r) {
-      const std::int64_t at = first + r - chunk.position;  // in the chunk
-      sum += at >= 0 ? a.index_raw[(chunk.row + at) * a.index_dim + d] : tail[r * a.index_dim + d];
+      const int at = first + r - chunk.position;  // in the chunk
+      sum += at >= 0 ? a.index_raw[static_cast<std::int64_t>(chunk.row + at) * a.index_dim + d]
+                     : tail[r * a.index_dim + d];
     }
     return sum / static_cast<float>(a.ratio);
   };
@@ -57,25 +58,23 @@ __device__ void block_key(const InputsArgs& a, const ChunkView& chunk, const flo
 // the block that began before the chunk, and moves the tail on, which nobody else reads.
 __device__ void index_keys(const InputsArgs& a, const ChunkView& chunk, int t) {
   float* tail = a.step.state_at(chunk, a.state);
-  const std::int64_t position = chunk.position + (t - chunk.row);
-  const std::int64_t first = position + 1 - a.ratio;
+  const int position = chunk.position + (t - chunk.row), first = position + 1 - a.ratio;
   if ((position + 1) % a.ratio == 0 && first >= chunk.position) block_key(a, chunk, nullptr, first);
   if (t != chunk.row) return;
-  const std::int64_t begun = position - position % a.ratio, end = position + chunk.rows;
+  const int begun = position - position % a.ratio, end = position + chunk.rows;
   if (begun < position && begun + a.ratio <= end) block_key(a, chunk, tail, begun);
   __syncwarp();
-  for (std::int64_t p = max(position, end - a.ratio); p < end; ++p)
+  for (int p = max(position, end - a.ratio); p < end; ++p)
     for (int d = lane_id(); d < a.index_dim; d += 32)
       tail[p % a.ratio * a.index_dim + d] =
-          a.index_raw[(chunk.row + p - position) * a.index_dim + d];
+          a.index_raw[static_cast<std::int64_t>(chunk.row + p - position) * a.index_dim + d];
 }
 
 __global__ void __launch_bounds__(32 * warps) attend_inputs_kernel(const InputsArgs a) {
   const int parts = a.heads + 2 * a.kv_heads + (a.index_heads > 0 ? a.index_heads + 1 : 0);
-  const std::int64_t i = blockIdx.x * static_cast<std::int64_t>(warps) + warp_id();
-  const int t = static_cast<int>(i / parts);
+  const int i = static_cast<int>(blockIdx.x) * warps + warp_id(), t = i / parts;
   if (t >= a.rows) return begin();
-  const int part = static_cast<int>(i % parts);  // heads of q, k, v, the indexer's; its keys
+  const int part = i % parts;  // heads of q, k, v, the indexer's; its keys
   const int k_part = part - a.heads, v_part = k_part - a.kv_heads, index_part = v_part - a.kv_heads;
   const ChunkView chunk = a.step.chunk_of(t);
   if (chunk.padding()) return begin();

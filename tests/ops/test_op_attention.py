@@ -407,8 +407,7 @@ def test_attend_stored_types(device: h.Device, k_kind: str, v_kind: str) -> None
             check_attend(device, s, 6, 2, dim, kinds=kinds)
 
 
-@pytest.mark.parametrize("kind", ["F32", "BF16"])
-@pytest.mark.parametrize("blocks", [0, 520])
+@pytest.mark.parametrize("blocks, kind", [(0, "F32"), (520, "BF16")])
 def test_attend_released_shape(device: h.Device, blocks: int, kind: str) -> None:
     """Few and many keys, also more than 64 tiles of 64. CUDA cuts the keys of a token into more
     pieces in steps of up to 16 rows: the bits do not show it."""

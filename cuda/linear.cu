@@ -109,13 +109,14 @@ int warps_per_row(const Matrix& w) {
 
 void run(const Linears& op, const Context& c) {
   LinearArgs mma{c.f32(op.x), c.rows(op.x), 0, 0, {}};
-  LinearArgs a = mma;
+  LinearArgs skinny = mma, a = mma;
   for (const Linears::Part& p : op.parts) {
     const Matrix& w = c.matrix(p.w);
-    LinearArgs& to = on_tensor_cores(w, a.rows, c) ? mma : a;
+    LinearArgs& to = takes_skinny(w, a.rows, c) ? skinny : on_tensor_cores(w, a.rows, c) ? mma : a;
     to.parts[to.n_parts++] = {w, c.f32(p.y), p.alpha * w.scale, p.act, 0, 1};
   }
   run_mma(run_large(mma, c), c.stream);
+  run_skinny(skinny, c.stream);
   run_matvec(a, c.stream);
 }
 

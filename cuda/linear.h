@@ -26,11 +26,21 @@ struct LinearArgs {
 
 // Defined in linear_mma.cu: weights on tensor cores.
 bool has_mma(const Matrix&);
-// Whether an op of so many rows takes them: one row is a matter of memory alone.
-inline bool on_tensor_cores(const Matrix& w, std::int64_t rows, const Context& c) {
-  return has_mma(w) && (rows > 1 || c.batch_invariant);
-}
 void run_mma(const LinearArgs&, cudaStream_t);
+// Defined in linear_skinny.cu: the same without shared memory, for few rows and for more formats.
+bool has_skinny(const Matrix&);
+void run_skinny(const LinearArgs&, cudaStream_t);
+// Of weights that both know: long rows are for clusters, which share the columns.
+inline constexpr std::int64_t most_skinny_rows = 16, most_skinny_cols = 4096;
+
+// Whether an op of so many rows takes tensor cores: one row is a matter of memory alone.
+inline bool on_tensor_cores(const Matrix& w, std::int64_t rows, const Context& c) {
+  return (has_mma(w) || has_skinny(w)) && (rows > 1 || c.batch_invariant);
+}
+inline bool takes_skinny(const Matrix& w, std::int64_t rows, const Context& c) {
+  const bool few = rows <= most_skinny_rows && w.cols <= most_skinny_cols && !c.batch_invariant;
+  return on_tensor_cores(w, rows, c) && has_skinny(w) && (few || !has_mma(w));
+}
 // Defined in linear.cu: any number of rows, each in the order of one row alone.
 void run_matvec(const Linear&, const Context&);
 
@@ -46,7 +56,7 @@ void run_mma(const MixArgs&, cudaStream_t);
 
 // Defined in linear_large.cu: maps of so many rows and more that cuBLASLt takes, where there is
 // one. They return what is left over, and whether they took the map.
-inline constexpr std::int64_t least_large_rows = 16;
+inline constexpr std::int64_t least_large_rows = most_skinny_rows + 1;
 LinearArgs run_large(const LinearArgs&, const Context&);
 bool run_large(const MixArgs&, const Context&);
 

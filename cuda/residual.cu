@@ -137,7 +137,7 @@ void run(const LinearMix& op, const Context& c) {
   }
   const MixArgs a{w, c.f32(op.low), c.f32(op.n), c.f32(op.x), c.rows(op.x), c.cols(op.x)};
   if (a.rows == 0) return;
-  if (on_tensor_cores(w, a.rows, c)) {
+  if (has_mma(w) && on_tensor_cores(w, a.rows, c)) {
     if (!run_large(a, c)) run_mma(a, c.stream);
     return;
   }

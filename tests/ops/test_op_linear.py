@@ -31,7 +31,7 @@ def check(
     x = h.normal(rng, rows, cols)
     y = device.run("linear", {"x": x, "w": w, "alpha": alpha, "act": act})["y"]
     want = ACTS[act](refs.linear(h.f64(x), values, float(np.float32(alpha))))
-    split = device.backend == "cuda" and kind == "BF16" and rows > 1
+    split = device.backend == "cuda" and kind in ("BF16", "Q8_0") and rows > 1
     h.close(y, want, tolerance or (SPLIT_TOLERANCE if split else TOLERANCE))
 
 
@@ -116,8 +116,8 @@ def test_tiles_of_tensor_cores(cuda: h.Device, n: int, cols: int) -> None:
 @pytest.mark.parametrize(
     ("rows", "n", "cols", "large"),
     [
-        (15, 9000, 264, False),  # too few rows
-        (16, 9000, 264, True),
+        (16, 9000, 264, False),  # too few rows
+        (17, 9000, 264, True),
         (32, 2559, 64, False),  # rows * outputs from 81920 on
         (32, 2560, 64, True),
         (257, 17000, 64, True),  # outputs in pieces
@@ -156,10 +156,35 @@ def test_large_maps_of_one_input(cuda: h.Device) -> None:
         h.close(got[f"y{i}"], z * refs.sigmoid(z), SPLIT_TOLERANCE)
 
 
+@pytest.mark.parametrize("cuda", [d for d in h.DEVICES if d.backend == "cuda"], ids=str)
+@pytest.mark.parametrize("kind", ["BF16", "Q8_0", "F32"])
+@pytest.mark.parametrize(("n", "cols"), [(1, 32), (47, 2560), (512, 2560), (9000, 288)])
+def test_few_rows_on_tensor_cores(cuda: h.Device, kind: str, n: int, cols: int) -> None:
+    """A row's bits depend neither on how many there are nor on the maps beside it. F32 weights keep
+    the precision of fp32: they choose experts."""
+    if cuda.missing():
+        pytest.skip(cuda.missing())
+    rng = np.random.RandomState(n)
+    w, values = h.weight(rng, kind, n, cols, 0.5)
+    most = 16 if kind == "BF16" else 130
+    x = h.normal(rng, most, cols)
+    args = {"w": w, "alpha": 1.0, "act": "none"}
+    whole = cuda.run("linear", args | {"x": x})["y"]
+    h.close(whole, h.f64(x) @ values.T, 3e-7 if kind == "F32" else SPLIT_TOLERANCE)
+    for rows in (2, 3, 7, 8, 9, 16, 17, 32, 33, 64):
+        if rows > most:
+            break
+        h.same(cuda.run("linear", args | {"x": x[-rows:]})["y"], whole[-rows:])
+        two = {"w0": w, "w1": w, "n": 2, "alpha": 1.0, "act": "none", "x": x[-rows:]}
+        h.same(cuda.run("linears", two)["y1"], whole[-rows:])
+    if kind != "BF16":
+        h.same(cuda.run("linear", args | {"x": x[:1]}, batch_invariant=True)["y"], whole[:1])
+
+
 @pytest.mark.parametrize("rows", [1, 2, 3, 8, 9, 65])
 def test_linears(device: h.Device, rows: int) -> None:
     """Several maps of one input, of different types and heights; those of CUDA's BF16 share the
-    columns of several rows by what they are together, all others have the bits of single maps."""
+    columns of many rows by what they are together, all others have the bits of single maps."""
     rng = np.random.RandomState(rows)
     for cols in (64, 640):
         x = h.normal(rng, rows, cols)
@@ -169,7 +194,7 @@ def test_linears(device: h.Device, rows: int) -> None:
         parts = {f"w{i}": w for i, (w, _) in enumerate(weights)}
         got = device.run("linears", args | parts | {"n": len(weights)})
         for i, (w, values) in enumerate(weights):
-            if device.backend == "cpu" or rows == 1 or list(heights)[i] != "BF16":
+            if device.backend == "cpu" or rows <= 16 or list(heights)[i] != "BF16":
                 h.same(got[f"y{i}"], device.run("linear", args | {"w": w})["y"])
             z = 0.25 * h.f64(x) @ values.T
             h.close(got[f"y{i}"], z * refs.sigmoid(z), 1e-5)

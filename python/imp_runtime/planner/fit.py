@@ -30,7 +30,7 @@ KEY_PARTS, SPLIT_TOKENS = 64, 64
 (cuda/attention.cu)."""
 MOST_SCORE_BYTES = 256 << 20
 """Of blocks that the indexer scores at once (cuda/indexer.cu)."""
-LARGE_MAP_BYTES, LARGE_MAP_TOKENS = 85 << 20, 16
+LARGE_MAP_BYTES, LARGE_MAP_TOKENS = 85 << 20, 17
 """Linear maps of steps of so many tokens and more: halves of activations, products, and cuBLASLt's
 workspace (cuda/linear_large.cu)."""
 MAX_PARALLEL = 65536

@@ -5,21 +5,13 @@
 #include "cuda/common/cluster.cuh"
 #include "cuda/common/matvec.cuh"
 #include "cuda/launch.h"
+#include "cuda/residual_read.h"
 #include "cuda/run.h"
 
 namespace imp::cuda {
 namespace {
 
-constexpr int streams = 4;
-
-struct ReadArgs {
-  float* r;                // [streams * hidden]
-  const float *y, *s, *w;  // [hidden], [streams], [streams * hidden]
-  Matrix down, inject, up;
-  float *low, *next_s, *factors, *x;  // [low rank], [streams] twice, [hidden]
-  int hidden, low_groups;
-  float eps;
-};
+constexpr int streams = read_streams;
 
 // ---------------------------------------------------------------- low rank and new gates
 
@@ -120,11 +112,12 @@ __device__ __forceinline__ void down_part(const ReadArgs& a, const Matrix& m, in
 __global__ void __launch_bounds__(down_threads, 4)
     read_down_kernel(const __grid_constant__ ReadArgs a) {
   cluster_started();
-  const int group = blockIdx.x / streams;
-  const bool gates = group >= a.low_groups;
+  const int group = static_cast<int>(blockIdx.x) / streams;
+  const int low_groups = static_cast<int>(div_up(a.down.rows, down_rows));
+  const bool gates = group >= low_groups;
   const Matrix& m = gates ? a.inject : a.down;
   with_format(m.type, [&]<class F>(F) {
-    down_part<F>(a, m, (gates ? group - a.low_groups : group) * down_rows,
+    down_part<F>(a, m, (gates ? group - low_groups : group) * down_rows,
                  gates ? Act::sigmoid : Act::silu, gates ? a.next_s : a.low);
   });
 }
@@ -188,33 +181,44 @@ __global__ void __launch_bounds__(mix_threads) read_mix_kernel(const __grid_cons
 
 bool takes(const ResidualRead& op, const Context& c) {
   constexpr std::int64_t block = 64;  // elements: the largest of a format
-  return c.rows(op.r) == 1 && !c.batch_invariant && op.streams == streams &&
-         c.cols(op.y) % block == 0 && whole_units(c.matrix(op.up)) && overlaps_launches();
+  return !c.batch_invariant && op.streams == streams && c.cols(op.y) % block == 0 &&
+         whole_units(c.matrix(op.up)) && overlaps_launches();
+}
+
+void run_row(const ReadArgs& a, cudaStream_t stream) {
+  const auto groups = div_up(a.down.rows, down_rows) + div_up(a.inject.rows, down_rows);
+  launch_clusters(read_down_kernel, static_cast<unsigned>(groups * streams), down_threads, streams,
+                  0, stream, a);
+  with_format(a.up.type, [&]<class F>(F) {
+    launch(read_mix_kernel<F>, static_cast<unsigned>(a.hidden / (mix_threads / mix_lanes)),
+           mix_threads, 0, stream, a);
+  });
 }
 
 }  // namespace
 
 void run(const ResidualRead& op, const Context& c) {
-  if (!takes(op, c)) {
-    run(op.inject_op(), c);
-    run(op.down_op(), c);
-    return run(op.mix_op(), c);
+  ReadArgs a{c.f32(op.r),
+             c.f32(op.y),
+             c.f32(op.s),
+             c.vector(op.w),
+             c.matrix(op.down),
+             c.matrix(op.inject),
+             c.matrix(op.up),
+             c.f32(op.low),
+             c.f32(op.next_s),
+             c.f32(op.n),
+             c.f32(op.x),
+             static_cast<int>(c.rows(op.r)),
+             static_cast<int>(c.cols(op.y)),
+             op.eps};  // factors are where n would be
+  if (takes(op, c)) {
+    if (a.rows == 1) return run_row(a, c.stream);
+    if (has_read_rows(a)) return run_read_rows(a, c.stream);
   }
-  const Matrix &down = c.matrix(op.down), &inject = c.matrix(op.inject);
-  ReadArgs a{c.f32(op.r), c.f32(op.y), c.f32(op.s), c.vector(op.w), down, inject, c.matrix(op.up)};
-  a.low = c.f32(op.low);
-  a.next_s = c.f32(op.next_s);
-  a.factors = c.f32(op.n);  // n itself is nowhere
-  a.x = c.f32(op.x);
-  a.hidden = static_cast<int>(c.cols(op.y));
-  a.low_groups = static_cast<int>(div_up(down.rows, down_rows));
-  a.eps = op.eps;
-  const auto groups = static_cast<unsigned>(a.low_groups + div_up(inject.rows, down_rows));
-  launch_clusters(read_down_kernel, groups * streams, down_threads, streams, 0, c.stream, a);
-  with_format(a.up.type, [&]<class F>(F) {
-    launch(read_mix_kernel<F>, static_cast<unsigned>(a.hidden / (mix_threads / mix_lanes)),
-           mix_threads, 0, c.stream, a);
-  });
+  run(op.inject_op(), c);
+  run(op.down_op(), c);
+  run(op.mix_op(), c);
 }
 
 }  // namespace imp::cuda

@@ -162,6 +162,7 @@ void bench_linear(Bench& b, std::int64_t rows) {
   b.linear("delta net in", bf16, {10240, 6144, 48, 48}, hidden, rows);
   b.linear("out", bf16, {hidden}, 6144, rows);
   b.linear("router and shared up", bf16, {512, 640, 640, 1}, hidden, rows);
+  b.linear("router", DType::f32, {512}, hidden, rows);
   b.linear("shared down", bf16, {hidden}, 640, rows);
   b.linear("mix down", bf16, {low, 4}, wide, rows);
   const double mix = static_cast<double>(wide * low);
@@ -176,6 +177,27 @@ void bench_linear(Bench& b, std::int64_t rows) {
                         g.tensor(rows, hidden)});
       },
       mix * static_cast<double>(rows));
+  const Graph* reads = nullptr;
+  Tensor r, s;
+  b.run(
+      "residual read", rows, hidden, 4 * mix,
+      [&](Graph& g, Tensor y) {
+        if (reads != &g) r = b.input(g, rows, wide), s = b.input(g, rows, 4);
+        reads = &g;
+        ResidualRead op{r, y, s, b.vector(wide), b.weight(bf16, low, wide)};
+        op.inject = b.weight(bf16, 4, wide);
+        op.up = b.weight(bf16, wide, low);
+        op.streams = 4;
+        op.eps = 1e-6f;
+        op.n = g.tensor(rows, wide);
+        op.low = g.tensor(rows, low);
+        op.gate = g.tensor(rows, wide);
+        op.out = r = g.alias(r);
+        op.next_s = s = g.tensor(rows, 4);
+        op.x = g.tensor(rows, hidden);
+        g.add(op);
+      },
+      2 * mix * static_cast<double>(rows));
   b.linear("head", bf16, {vocab}, hidden, rows);
   b.linear("delta net in q8_0", DType::q8_0, {10240, 6144, 48, 48}, hidden, rows);
   b.linear("delta net in f8", DType::f8_e4m3, {10240, 6144, 48, 48}, hidden, rows);

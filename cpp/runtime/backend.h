@@ -91,8 +91,8 @@ inline double step_limit(double step_timeout, std::int64_t rows) {
 struct CudaOptions {
   int device = 0;      // as the driver numbers them
   bool graphs = true;  // capture small steps and replay them
-  // A row's bits do not depend on how many rows its step has; otherwise one row alone takes a
-  // faster path whose sums are in another order.
+  // A row's bits do not depend on how many rows its step has; otherwise one row alone, and a few,
+  // take faster paths whose sums are in other orders.
   bool batch_invariant = false;
   // Experts that device memory holds, of all layers together; the others stay in pinned host
   // memory. -1 = all of them, without a cache.

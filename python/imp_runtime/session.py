@@ -74,8 +74,8 @@ class Session:
             profile: time every op, for `op_times()`.
             graphs: CUDA: record small steps once and replay them.
             batch_invariant: CUDA: a sequence's logits are the same bits whatever other sequences
-                share its steps; otherwise they may differ in the last bits between a step of one
-                token and larger ones. Costs speed at one sequence. The CPU is always so.
+                share its steps; otherwise they may differ in the last bits between steps of one
+                token, of 2 to 16 and of more. Costs speed at few sequences. The CPU is always so.
             cache_tokens: of all sequences together; None = a full context for each,
                 planner.ONE_CONTEXT = one full context that they share.
             rollback_tokens: that truncate() can take back from a sequence.

@@ -28,7 +28,8 @@ from imp_runtime.stats import counter
 from imp_runtime.units import gib, parse_bytes
 
 WARM_UP, STEPS, TRACED = 3, 8, 4
-DENSE_BYTES = 8.62e9  # BF16 weights that every step of the released shape reads
+DENSE_BYTES = 8.75e9  # BF16 weights that every step of the released shape reads, fp32 of routers
+STREAM_BYTES = 94 * 2.0 * (324 + 320) * 10240  # of them: low rank and gates of residual streams
 EXPERT_BYTES = 2764800.0
 SEQUENCE_BYTES = 0.226e9  # recurrent state, read and written
 LAYERS = 48
@@ -36,7 +37,7 @@ PARTS = {
     "misses over the bus": "gather_kernel",
     "finding experts": "resolve",
     "experts": "up_tiles|down_tiles|sum_mma|ffn|combine|group_kernel|swiglu",
-    "router and choice": "route",
+    "choice of experts": "route",
     "residual streams": "read_|residual|inject|mix",
     "attention": "attend|score|select|merge|rope|index|head_norm|kv_store",
     "delta net": "delta|conv_silu|gated_norm",
@@ -111,14 +112,17 @@ def traced(batch: Batch, count: int) -> tuple[float, int, dict[str, tuple[float,
     return span / n, len(kernels) // n, {k: (s / n, int(c) // n) for k, (s, c) in own.items()}
 
 
-def by_part(own: dict[str, tuple[float, int]]) -> str:
-    """ms a step of each part."""
+def by_part(own: dict[str, tuple[float, int]], read: dict[str, float]) -> str:
+    """ms a step of each part, and TB/s of what it must `read`."""
     sums: dict[str, float] = defaultdict(float)
     for name, (seconds, _) in own.items():
         part = next((p for p, pattern in PARTS.items() if re.search(pattern, name)), "others")
         sums[part] += seconds
     order = sorted(sums.items(), key=lambda item: -item[1])
-    return "ms by part: " + ", ".join(f"{part} {s * 1e3:.2f}" for part, s in order)
+    return "ms by part: " + ", ".join(
+        f"{part} {s * 1e3:.2f}" + (f" ({read[part] / s * 1e-12:.2f} TB/s)" if part in read else "")
+        for part, s in order
+    )
 
 
 def memory_line(session: Session) -> str:
@@ -187,7 +191,13 @@ def main() -> None:
             memory = memory_line(session)
             gpu, nodes, own = traced(batch, count)
             distinct = 512 * (1 - (1 - 10 / 512) ** count)
-            size = DENSE_BYTES + count * SEQUENCE_BYTES + LAYERS * EXPERT_BYTES * distinct
+            read = {
+                "dense maps": DENSE_BYTES - STREAM_BYTES,
+                "residual streams": STREAM_BYTES,
+                "experts": LAYERS * EXPERT_BYTES * distinct,
+                "delta net": count * SEQUENCE_BYTES,
+            }
+            size = sum(read.values())
             print(
                 f"batch {count}: GPU {gpu * 1e3:.3f} ms = {count / gpu:.0f} tok/s, "
                 f"{size / gpu * 1e-12:.2f} TB/s, {nodes} kernels; "
@@ -196,7 +206,7 @@ def main() -> None:
                 f"sampled {sampled * 1e3:.2f} ms = {count / sampled:.0f} tok/s"
             )
             print(f"    {memory}")
-            print(f"    {by_part(own)}")
+            print(f"    {by_part(own, read if args.synthetic == 'flash-next' else {})}")
             if args.repeat > 1:
                 print(
                     f"    greedy tokens, {args.repeat} runs of {args.tokens}: "

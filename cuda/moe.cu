@@ -220,7 +220,6 @@ void run(const MoeFfn& op, const Context& c) {
                   c.f32(op.y),
                   a.k,
                   warps_per_row(shared),
-                  static_cast<int>(rows),
                   0};
   // The sum takes the shared expert's down map in the order of one row.
   const bool sum = rows <= most_sum_rows && !c.batch_invariant && has_sum_mma(a, s);

@@ -45,10 +45,12 @@ struct FfnArgs {
   float *hidden, *y;       // [slots, ff], [slots, hidden]
   int k, n_blocks;
   bool gathers;  // a gather runs beside this call
-  // The shared expert's hidden rows beside the others.
+  // The shared expert's hidden rows beside the others, and what is read next.
   const float *shared_gate, *shared_up;
   float* shared_hidden;
   std::int64_t shared_elements;  // [T * shared ff]; 0 = none
+  const std::byte* shared_down;
+  std::int64_t shared_down_bytes;
 
 #ifdef __CUDACC__
   __device__ __forceinline__ Tile tile(int i) const {
@@ -65,18 +67,16 @@ struct SumArgs {
   const float *hidden, *shared_hidden, *weights, *share;
   float* y;      // [T, hidden]
   int k, split;  // split: warps that a linear map has for a group of the shared rows
-  int tokens;
-  int ahead;  // stages of a warp
+  int ahead;     // stages of a warp
 };
 
 // Defined in moe_mma.cu: NVFP4 experts on tensor cores.
 bool has_mma(const FfnArgs&);
-void run_mma(const FfnArgs&, cudaStream_t);  // y of every slot
-// hidden of every slot; `beside`: shared memory that a block of the next kernel takes meanwhile.
-void run_up_mma(const FfnArgs&, std::size_t beside, cudaStream_t);
+void run_mma(const FfnArgs&, cudaStream_t);     // y of every slot
+void run_up_mma(const FfnArgs&, cudaStream_t);  // hidden of every slot
 // Defined in moe_sum.cu.
 bool has_sum_mma(const FfnArgs&, const SumArgs&);
-void run_sum_mma(const FfnArgs&, SumArgs, cudaStream_t);  // without y of a slot
+void run_sum_mma(FfnArgs, SumArgs, cudaStream_t);  // without y of a slot
 
 #ifdef __CUDACC__
 

@@ -20,8 +20,7 @@ namespace {
 //   down:  64 rows, 16 a warp
 constexpr int team_warps = 4, teams = 4, multiply_warps = team_warps * teams;
 constexpr int slot_threads = 64;  // that write a slot's activations
-constexpr int other_threads = 32 * (multiply_warps + 1);
-constexpr int few_threads = other_threads + slot_threads,
+constexpr int other_threads = 32 * (multiply_warps + 1),
               tiles_threads = other_threads + 2 * slot_threads;
 constexpr int up_rows = tiles::rows, down_rows = team_warps * product_rows;
 
@@ -115,6 +114,28 @@ struct Share {
     end = low * of_tile + static_cast<int>(units * (blockIdx.x + 1) / gridDim.x);
   }
 };
+
+// This block's share of what the down kernel will read, into the second cache: the memory would
+// rest from the last weights here to the first there.
+__device__ void prefetch_down(const FfnArgs& a) {
+  constexpr std::int64_t grain = 4096;
+  const auto share = [&](const std::byte* p, std::int64_t bytes, int i, int n) {
+    const std::int64_t grains = div_up(bytes, grain), first = grains * i / n * grain,
+                       end = min(bytes, grains * (i + 1) / n * grain);
+    if (first < end) bulk_prefetch(p + first, static_cast<std::uint32_t>(end - first));
+  };
+  const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
+  share(a.shared_down, a.shared_down_bytes, block, blocks);
+  const int of_tile = blocks / a.tiles, tile = block / of_tile;
+  if (tile >= a.tiles) return;
+  const Experts& b = a.down;
+  const int e = a.ids[tile];
+  if (b.places != nullptr && b.places[e].miss >= 0) return;  // still on its way
+  const std::int64_t at = b.place(e);
+  share(b.expert.data + at * b.bytes, b.expert.rows * b.expert.row_bytes, block % of_tile, of_tile);
+  share(b.expert.scales + at * b.scale_bytes, b.expert.rows * b.expert.scale_row_bytes,
+        block % of_tile, of_tile);
+}
 
 template <bool Up>
 __device__ __forceinline__ void copy_weights(const FfnArgs& a, const Share& share, const Stages& s,
@@ -303,6 +324,7 @@ __device__ __forceinline__ void tiles_block(const FfnArgs& a, const Stages& s) {
       for (std::int64_t i = blockIdx.x * threads + thread; i < a.shared_elements;
            i += static_cast<std::int64_t>(gridDim.x) * threads)
         a.shared_hidden[i] = silu(a.shared_gate[i]) * a.shared_up[i];
+      if (thread == 0 && a.shared_down != nullptr) prefetch_down(a);
     }
   }
 }
@@ -315,53 +337,34 @@ __global__ void __launch_bounds__(tiles_threads, 1)
     down_tiles_kernel(const __grid_constant__ FfnArgs a, const Stages s) {
   tiles_block<false>(a, s);
 }
-// Few registers, so that the sum's blocks start beside these and load their weights.
-__global__ void __launch_bounds__(threads_of_64_registers, 1)
-    up_tiles_beside_kernel(const __grid_constant__ FfnArgs a, const Stages s) {
-  tiles_block<true>(a, s);
-}
 
 // ---------------------------------------------------------------- launches
 
-// Shared memory of each block that is not its own.
-constexpr std::size_t reserved_shared = std::size_t{1} << 10;
-
-// `beside`: shared memory that a block of the next kernel takes while these run.
 template <bool Up>
-void launch_tiles(const FfnArgs& a, std::size_t beside, cudaStream_t stream) {
+void launch_tiles(const FfnArgs& a, cudaStream_t stream) {
   const int slots = a.grouped ? tile_slots : 1,
             words = activation_words(static_cast<int>((Up ? a.gate : a.down).expert.cols), slots);
-  const auto fit = [&](std::size_t room) {
-    Stages s{0, 2};  // activations of the next tile, unless they would displace too many weights
-    if (slots > 1 && TilesMemory<Up>::bytes({2 * teams, 2}, words) > room) s.activations = 1;
-    while (TilesMemory<Up>::bytes({s.weights + 1, s.activations}, words) <= room) ++s.weights;
-    return s;
-  };
-  const auto start = [&](auto kernel, int threads, const Stages& s) {
-    const std::size_t shared = TilesMemory<Up>::bytes(s, words);
-    allow_shared(kernel, shared);
-    launch(kernel, static_cast<unsigned>(limits().processors), static_cast<unsigned>(threads),
-           shared, stream, a, s);
-  };
   const std::size_t room = limits().block_shared;
-  if (Up && beside > 0 && beside + reserved_shared < room) {
-    const Stages s = fit(room - beside - reserved_shared);
-    if (s.weights >= teams) return start(up_tiles_beside_kernel, few_threads, s);
-  }
-  start(Up ? up_tiles_kernel : down_tiles_kernel, tiles_threads, fit(room));
+  Stages s{0, 2};  // activations of the next tile, unless they would displace too many weights
+  if (slots > 1 && TilesMemory<Up>::bytes({2 * teams, 2}, words) > room) s.activations = 1;
+  while (TilesMemory<Up>::bytes({s.weights + 1, s.activations}, words) <= room) ++s.weights;
+  if (s.weights == 0)
+    fail(ErrorCode::internal, str("experts of ", words, " words of activations leave no stage"));
+  const std::size_t shared = TilesMemory<Up>::bytes(s, words);
+  const auto kernel = Up ? up_tiles_kernel : down_tiles_kernel;
+  allow_shared(kernel, shared);
+  launch(kernel, static_cast<unsigned>(limits().processors), tiles_threads, shared, stream, a, s);
 }
 
 }  // namespace
 
 bool has_mma(const FfnArgs& a) { return a.gate.tiled && a.up.tiled && a.down.tiled; }
 
-void run_up_mma(const FfnArgs& a, std::size_t beside, cudaStream_t stream) {
-  launch_tiles<true>(a, beside, stream);
-}
+void run_up_mma(const FfnArgs& a, cudaStream_t stream) { launch_tiles<true>(a, stream); }
 
 void run_mma(const FfnArgs& a, cudaStream_t stream) {
-  run_up_mma(a, 0, stream);
-  launch_tiles<false>(a, 0, stream);
+  run_up_mma(a, stream);
+  launch_tiles<false>(a, stream);
 }
 
 }  // namespace imp::cuda

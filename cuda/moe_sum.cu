@@ -16,29 +16,20 @@ constexpr int pair_codes = stage_tiles * tiles::code_bytes,
               pair_bytes = 2 * (pair_codes + pair_scales);
 constexpr int pair_copies = 4;  // lanes that copy a part each
 
-// A warp's pairs of row groups on their way. next(rows) finds the next pair, in each lane that
-// copies its part of it, or returns false.
-template <class Next>
+// A pair of row groups on its way to a warp; `rows`: in each lane that copies, its part of it.
 class Pipe {
  public:
   __device__ __forceinline__ Pipe(std::byte* stages, Barrier* full, int ahead, int n_tiles,
-                                  Next next)
-      : stages_(stages),
-        full_(full),
-        n_tiles_(n_tiles),
-        at_(n_tiles),
-        put_(ahead),
-        take_(ahead),
-        next_(next) {
+                                  const std::byte* rows)
+      : stages_(stages), full_(full), rows_(rows), n_tiles_(n_tiles), put_(ahead), take_(ahead) {
     if (lane_id() == 0) init_barriers(full, ahead);
     __syncwarp();
 #pragma unroll 1
     for (int i = 0; i < ahead; ++i) put();
   }
-  // acc = the next pair times x
+  // acc = the pair times x
   __device__ __forceinline__ void multiply(const Column& x, float (&acc)[4]) {
     float sums[2][4] = {};
-#pragma unroll 1
     for (int t = 0; t < n_tiles_; t += stage_tiles) {
       await_phase(full_ + take_.at(), take_.phase());
       const std::byte* codes = stages_ + take_.at() * pair_bytes;
@@ -53,10 +44,7 @@ class Pipe {
 
  private:
   __device__ __forceinline__ void put() {  // starts the next stage, if there is one
-    if (at_ == n_tiles_) {
-      if (!next_(rows_)) return;
-      at_ = 0;
-    }
+    if (at_ == n_tiles_) return;
     const int n = min(stage_tiles, n_tiles_ - at_), lane = lane_id();
     Barrier* full = full_ + put_.at();
     if (lane == 0) expect_bytes(full, 2 * n * (tiles::code_bytes + tiles::scale_bytes));
@@ -73,20 +61,13 @@ class Pipe {
 
   std::byte* stages_;
   Barrier* full_;
-  const std::byte* rows_ = nullptr;
-  int n_tiles_, at_;
+  const std::byte* rows_;
+  int n_tiles_, at_ = 0;
   Ring put_, take_;
-  Next next_;
 };
 
-constexpr int most_sum_warps = 32;
-constexpr int shared_warps = product_rows / rows_at_once, few_shared_warps = 2;
-constexpr int usual_sum_threads = 32 * 14;  // of 10 slots; more have fewer registers
-
-// What a term of a token's sum adds to a group of rows.
-struct Term {
-  float weight, rows[product_rows];
-};
+constexpr int shared_warps = product_rows / rows_at_once;
+constexpr int few_sum_warps = 14, most_sum_warps = 32;
 
 // Stages, activations and barriers of a slot's warp.
 __host__ __device__ constexpr int sum_bytes(int cols, int ahead) {
@@ -95,151 +76,109 @@ __host__ __device__ constexpr int sum_bytes(int cols, int ahead) {
 }
 
 // Down rows of all slots of a token, a warp each, and of the shared expert, then their sum in rank
-// order: the bits of the separate kernels. A block takes a contiguous share of all tokens' groups
-// of rows.
-template <class F, int Threads>
-__global__ void __launch_bounds__(Threads, 1) sum_mma_kernel(const __grid_constant__ SumArgs a) {
+// order: the bits of the separate kernels. grid (T, groups of rows)
+template <int Warps>
+__global__ void __launch_bounds__(32 * Warps, Warps == few_sum_warps ? 2 : 1)
+    sum_mma_kernel(const __grid_constant__ SumArgs a) {
   extern __shared__ uint4 memory[];
-  __shared__ Term terms[2][most_sum_warps];
+  __shared__ float sums[Warps][product_rows];
   allow_next();
+  const int g = lane_id() / 4, c = lane_id() % 4;
+  const std::int64_t t = blockIdx.x, n0 = blockIdx.y * static_cast<std::int64_t>(product_rows);
   const std::int64_t rows = a.down.expert.rows;
-  const int warp = warp_id(), g = lane_id() / 4, c = lane_id() % 4;
-  const int groups = static_cast<int>(rows) / product_rows, items = a.tokens * groups,
-            begin = static_cast<int>(static_cast<std::int64_t>(items) * blockIdx.x / gridDim.x),
-            end = static_cast<int>(static_cast<std::int64_t>(items) * (blockIdx.x + 1) / gridDim.x);
-  // At the end of a group's turn.
-  const auto sum = [&](int item) {
-    __syncthreads();
-    if (warp != a.k || lane_id() >= product_rows) return;
-    const Term* term = terms[(item - begin) % 2];
-    const int r = lane_id();
-    float y = 0;
-    for (int j = 0; j <= a.k; ++j) y = fmaf(term[j].weight, term[j].rows[r], y);
-    a.y[item / groups * rows + item % groups * product_rows + r] = y;
-  };
-  if (warp < a.k) {
-    const int cols = static_cast<int>(a.down.expert.cols), n_tiles = cols / tiles::cols;
-    auto* stages = reinterpret_cast<std::byte*>(memory) + warp * sum_bytes(cols, a.ahead);
-    auto* hi = reinterpret_cast<uint4*>(stages + a.ahead * pair_bytes);
-    const int words = row_words(cols);
-    // The up kernel lets this one start when the ids are there.
-    int coming = begin;
-    const auto next = [&](const std::byte*& from) {
-      if (coming == end) return false;
-      if (lane_id() < pair_copies) {
-        const Experts& b = a.down;
-        const std::int64_t at = b.place(a.ids[coming / groups * a.k + warp]),
-                           first = (2 * (coming % groups) + lane_id() % 2) * n_tiles;
-        from = lane_id() < 2 ? b.expert.data + at * b.bytes + first * tiles::code_bytes
-                             : b.expert.scales + at * b.scale_bytes + first * tiles::scale_bytes;
-      }
-      ++coming;
-      return true;
-    };
-    Pipe pipe(stages, reinterpret_cast<Barrier*>(hi + 2 * words), a.ahead, n_tiles, next);
-    await_previous();
-    float scale = 0, weight = 0;
-#pragma unroll 1
-    for (int item = begin, token = -1; item < end; ++item) {
-      if (const int t = item / groups; t != token) {
-        const std::int64_t slot = t * a.k + warp;
-        __syncwarp();
-        stage<3>(a.hidden + slot * cols, cols, hi, hi + words, lane_id(), 32, [] {});
-        scale = expert_scale(a.down, a.ids[slot]);
-        weight = a.weights[slot];
-        __syncwarp();
-        token = t;
-      }
-      float acc[4];
-      pipe.multiply(Column(hi, 1, words), acc);
-      join(acc);
-      if (c == 0) {
-        Term& term = terms[(item - begin) % 2][warp];
-        term.rows[g] = scale * acc[0];
-        term.rows[g + 8] = scale * acc[2];
-        term.weight = weight;
-      }
-      sum(item);
-    }
-  } else {
+  if (warp_id() >= a.k) {
     constexpr int R = rows_at_once;
     const Matrix& m = a.shared_down;
-    const int step = (static_cast<int>(blockDim.x) / 32 - a.k) * R;
-    const auto each_row = [&](int item, auto f) {  // Row[R] of this warp
-#pragma unroll 1
-      for (int first = (warp - a.k) * R; first < product_rows; first += step) {
-        Row w[R];
+    const int first = (warp_id() - a.k) * R;
+    Row w[R];
 #pragma unroll
-        for (int r = 0; r < R; ++r) w[r] = row_of(m, item % groups * product_rows + first + r);
-        f(w, first);
-      }
-    };
-    const auto coming = [&](int item) {
-      if (item < end)
-        each_row(item,
-                 [&](const Row(&w)[R], int) { prefetch_rows(w, m.row_bytes, lane_id(), 32); });
-    };
-    coming(begin);
+    for (int r = 0; r < R; ++r) w[r] = row_of(m, n0 + first + r);
+    prefetch_rows(w, m.row_bytes, lane_id(), 32);
     await_previous();
-#pragma unroll 1
-    for (int item = begin; item < end; ++item) {
-      coming(item + 1);
-      Term& term = terms[(item - begin) % 2][a.k];
-      const float* const x[1] = {a.shared_hidden + item / groups * m.cols};
-      each_row(item, [&](const Row(&w)[R], int first) {
-        float total = 0;
-#pragma unroll 1
-        for (int part = 0; part < a.split; ++part) {  // as the linear map does it
-          float acc[1][R] = {};
-          dot_rows<F, 1, R, true>(w, x, static_cast<int>(m.cols), part * 32 + lane_id(),
-                                  a.split * 32, acc);
-          total += sum_rows(acc);
-        }
-        if (lane_id() < R) term.rows[first + lane_id()] = m.scale * total;
-      });
-      if (warp == a.k) term.weight = a.share[item / groups];
-      sum(item);
+    const float* const x[1] = {a.shared_hidden + t * m.cols};
+    float sum = 0;
+    with_format(m.type, [&]<class F>(F) {
+      for (int part = 0; part < a.split; ++part) {  // as the linear map does it
+        float acc[1][R] = {};
+        dot_rows<F, 1, R, true>(w, x, static_cast<int>(m.cols), part * 32 + lane_id(), a.split * 32,
+                                acc);
+        sum += sum_rows(acc);
+      }
+    });
+    if (lane_id() < R) sums[a.k][first + lane_id()] = m.scale * sum;
+  } else {
+    // The up kernel lets this one start when the ids are there.
+    const int cols = static_cast<int>(a.down.expert.cols), n_tiles = cols / tiles::cols;
+    const std::int64_t slot = t * a.k + warp_id();
+    const int e = a.ids[slot];
+    std::byte* stages = reinterpret_cast<std::byte*>(memory) + warp_id() * sum_bytes(cols, a.ahead);
+    auto* hi = reinterpret_cast<uint4*>(stages + a.ahead * pair_bytes);
+    const int words = row_words(cols);
+    const std::byte* rows_of_lane = nullptr;
+    if (lane_id() < pair_copies) {
+      const Experts& b = a.down;
+      const std::int64_t at = b.place(e), first = (n0 / tiles::rows + lane_id() % 2) * n_tiles;
+      rows_of_lane = lane_id() < 2
+                         ? b.expert.data + at * b.bytes + first * tiles::code_bytes
+                         : b.expert.scales + at * b.scale_bytes + first * tiles::scale_bytes;
+    }
+    Pipe pipe(stages, reinterpret_cast<Barrier*>(hi + 2 * words), a.ahead, n_tiles, rows_of_lane);
+    const float scale = expert_scale(a.down, e);
+    await_previous();
+    stage<3>(a.hidden + slot * cols, cols, hi, hi + words, lane_id(), 32, [] {});
+    __syncwarp();
+    float acc[4];
+    pipe.multiply(Column(hi, 1, words), acc);
+    join(acc);
+    if (c == 0) {
+      sums[warp_id()][g] = scale * acc[0];
+      sums[warp_id()][g + 8] = scale * acc[2];
     }
   }
+  __syncthreads();
+  const int r = static_cast<int>(threadIdx.x);
+  if (r >= product_rows) return;
+  float sum = 0;
+  for (int j = 0; j < a.k; ++j) sum = fmaf(a.weights[t * a.k + j], sums[j][r], sum);
+  a.y[t * rows + n0 + r] = fmaf(a.share[t], sums[a.k][r], sum);
 }
 
-constexpr std::size_t sum_static_shared = 2 * most_sum_warps * sizeof(Term);
+// Stages of a warp: one is enough for rows that it holds.
+int sum_ahead(const Experts& down) { return down.expert.cols <= stage_tiles * tiles::cols ? 1 : 2; }
 
-std::size_t sum_shared(const SumArgs& s, int ahead) {
+std::size_t sum_shared(const SumArgs& s) {
+  const auto cols = static_cast<int>(s.down.expert.cols);
   return static_cast<std::size_t>(s.k) *
-         static_cast<std::size_t>(sum_bytes(static_cast<int>(s.down.expert.cols), ahead));
+         static_cast<std::size_t>(sum_bytes(cols, sum_ahead(s.down)));
 }
 
 }  // namespace
 
 bool has_sum_mma(const FfnArgs& a, const SumArgs& s) {
-  return has_mma(a) && whole_units(s.shared_down) && s.k < most_sum_warps &&
-         sum_shared(s, 1) + sum_static_shared <= limits().block_shared;
+  constexpr std::size_t own_shared = most_sum_warps * product_rows * sizeof(float);
+  return has_mma(a) && whole_units(s.shared_down) && s.k + shared_warps <= most_sum_warps &&
+         sum_shared(s) + own_shared <= limits().block_shared;
 }
 
-void run_sum_mma(const FfnArgs& a, SumArgs s, cudaStream_t stream) {
-  const auto items = static_cast<unsigned>(s.tokens * (s.down.expert.rows / product_rows)),
-             processors = static_cast<unsigned>(limits().processors);
-  // Blocks of few groups have one each, and start beside the up kernel.
-  const bool few = items <= 2 * processors;
-  s.ahead = 1;
-  if (!few) {
-    constexpr int most_ahead = 3;
-    while (s.ahead < most_ahead &&
-           sum_shared(s, s.ahead + 1) + sum_static_shared <= limits().block_shared)
-      ++s.ahead;
+void run_sum_mma(FfnArgs a, SumArgs s, cudaStream_t stream) {
+  constexpr std::int64_t most_prefetched = std::int64_t{16} << 20;  // what the cache surely keeps
+  const std::int64_t down_bytes =
+      a.tiles * a.down.expert.rows * (a.down.expert.row_bytes + a.down.expert.scale_row_bytes);
+  if (!a.grouped && a.tiles <= limits().processors && down_bytes <= most_prefetched) {
+    a.shared_down = s.shared_down.data;
+    a.shared_down_bytes = s.shared_down.rows * s.shared_down.row_bytes;
   }
-  const std::size_t shared = sum_shared(s, s.ahead);
-  run_up_mma(a, few ? shared + sum_static_shared : 0, stream);
-  const int warps = std::min(s.k + (few ? few_shared_warps : shared_warps), most_sum_warps);
+  run_up_mma(a, stream);
+  s.ahead = sum_ahead(s.down);
+  const dim3 grid(static_cast<unsigned>(a.slots / a.k),
+                  static_cast<unsigned>(s.down.expert.rows / product_rows));
+  const std::size_t shared = sum_shared(s);
   const auto with = [&](auto kernel) {
     allow_shared(kernel, shared);
-    launch(kernel, few ? items : processors, static_cast<unsigned>(32 * warps), shared, stream, s);
+    launch(kernel, grid, static_cast<unsigned>(32 * (s.k + shared_warps)), shared, stream, s);
   };
-  with_format(s.shared_down.type, [&]<class F>(F) {
-    few || 32 * warps > usual_sum_threads ? with(sum_mma_kernel<F, threads_of_64_registers>)
-                                          : with(sum_mma_kernel<F, usual_sum_threads>);
-  });
+  s.k + shared_warps <= few_sum_warps ? with(sum_mma_kernel<few_sum_warps>)
+                                      : with(sum_mma_kernel<most_sum_warps>);
 }
 
 }  // namespace imp::cuda

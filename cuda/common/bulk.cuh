@@ -100,4 +100,11 @@ __device__ __forceinline__ void await_stores() {
 #endif
 }
 
+// Into the second cache.
+__device__ __forceinline__ void bulk_prefetch(const void* from, std::uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#endif
+}
+
 }  // namespace imp::cuda

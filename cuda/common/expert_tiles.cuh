@@ -146,18 +146,11 @@ __device__ __forceinline__ void warp_arrive(Barrier* b) {
 
 // ---------------------------------------------------------------- launches
 
-// Kernels whose blocks leave registers for those of the next kernel.
-inline constexpr int threads_of_64_registers = 1024;
-
 // Shared memory beyond what a kernel may take without asking.
 template <class... Arguments>
 void allow_shared(void (*kernel)(Arguments...), std::size_t bytes) {
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(bytes)),
-        "cudaFuncSetAttribute");
-  // Blocks of the next kernel may run beside these.
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                             cudaSharedmemCarveoutMaxShared),
         "cudaFuncSetAttribute");
 }
 

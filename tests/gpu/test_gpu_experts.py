@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,42 @@ def test_every_cache_gives_the_same_logits(model: Model, batch: int) -> None:
                 assert 0 < sum(stats["hits"]) < sum(stats["wanted"])
                 if slots == pairs:  # every expert is read once
                     assert sum(stats["wanted"]) - sum(stats["hits"]) <= pairs
+
+
+def greedy(model: Model, batch: int, **options: object) -> tuple[list[np.ndarray], list[list[int]]]:
+    """Logits of every step, and the text of each sequence: prompts of 17 tokens and more, then 16
+    that are the likeliest."""
+    rng = np.random.RandomState(8)
+    with Session(model, n_ctx=64, max_seqs=batch, **options) as session:  # type: ignore[arg-type]
+        seqs = [session.open() for _ in range(batch)]
+        prompts = [rng.randint(0, model.vocab_size, 17 + i).astype(np.int32) for i in range(batch)]
+        rows = [seq.extend(p)[-1].copy() for seq, p in zip(seqs, prompts, strict=True)]
+        steps = [np.stack(rows)]
+        for _ in range(16):
+            tokens = np.argmax(rows, axis=1).astype(np.int32)
+            requests = [(q.id, tokens[i : i + 1], 0) for i, q in enumerate(seqs)]
+            rows = list(np.array(session.core.step(requests)))
+            steps.append(np.stack(rows))
+        return steps, np.stack([step.argmax(1) for step in steps], axis=1).tolist()
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+@pytest.mark.parametrize("name", ["prose", "experts512"])
+def test_real_models(pair: Callable[[str], tuple[Model, Model]], name: str, batch: int) -> None:
+    """The shipped model and 512 experts: logits and text from the least cache to the whole."""
+    cuda = pair(name)[1]
+    want, text = greedy(cuda, batch, expert_slots=-1)
+    sizes = cuda.sizes()
+    pairs, least = sizes.expert_layers * sizes.experts, sizes.expert_layers * sizes.experts_used
+    for policy in POLICIES:
+        for slots in (least, pairs // 4, pairs // 2, pairs):
+            for graphs in (True, False):
+                got, same = greedy(
+                    cuda, batch, expert_slots=slots, expert_policy=policy, graphs=graphs
+                )
+                for a, b in zip(got, want, strict=True):
+                    np.testing.assert_array_equal(a, b)
+                assert same == text
 
 
 def test_experts_beside_their_gather_or_after_it(model: Model) -> None:

@@ -138,7 +138,7 @@ FfnArgs ffn_args(const ExpertFfn& op, const Context& c) {
   return a;
 }
 
-constexpr std::int64_t most_sum_rows = 8;  // tokens whose slots are summed without storing them
+constexpr std::int64_t most_sum_rows = 4;  // tokens whose slots are summed without storing them
 
 // Whether a cache takes all experts that so many slots can choose.
 bool one_wave(const FfnArgs& a) {

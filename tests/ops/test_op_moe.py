@@ -318,7 +318,7 @@ def test_moe_ffn_of_any_shape(device: h.Device, hidden: int, ff: int, k: int) ->
         (z * refs.sigmoid(z) * h.f64(wide)) @ shared_values.T,
         logit,
     )
-    for n in (1, 2, most):
+    for n in (1, 2, 4, 5, most):
         rows = {
             "x": x[:n],
             "ids": np.ascontiguousarray(used[local[:n]], np.int32),

@@ -14,4 +14,4 @@ fi
 ruff check python tests tools
 ruff format --check python tests tools
 mypy
-python -m pytest
+python -m pytest -n auto --maxprocesses 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import tempfile
 import time
@@ -39,14 +40,31 @@ def decode_speed(model: Model, tokens: np.ndarray, n: int, graphs: bool) -> floa
         return n / (time.perf_counter() - begin)
 
 
+def estimate(model: Path, text: Path, device: str) -> str:
+    """imp-perplexity's result."""
+    code = "import sys; from imp_runtime.cli.perplexity import main; sys.exit(main())"
+    args = ["-m", str(model), "-f", str(text), "-c", str(WINDOW), "--chunks", str(WINDOWS)]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *args, "-dev", device],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = (done.stdout + done.stderr).splitlines()
+    return next(line for line in lines if line.startswith("Final estimate"))
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "prose.gguf"
         convert(ROOT / "models" / "prose-nvfp4", path, ConvertOptions())
         models = {d: Model.load(path, device=d) for d in ("cpu", "cuda")}
         tokenizer = Tokenizer(models["cpu"].keys)
-        text = (ROOT / "models" / "heldout_austen.txt").read_text()
-        tokens = np.array(tokenizer.encode(text)[: WINDOW * WINDOWS], np.int32)
+        text = ROOT / "models" / "heldout_austen.txt"
+        for device in models:
+            print(f"imp-perplexity -dev {device}: {estimate(path, text, device)}", flush=True)
+        ids = tokenizer.encode(text.read_text())
+        tokens = np.array(ids[: WINDOW * WINDOWS], np.int32)
         scores = {d: nlls(m, tokens) for d, m in models.items()}
         ppl = {d: float(np.exp(s.mean())) for d, s in scores.items()}
         worst = float(np.abs(scores["cpu"] - scores["cuda"]).max())

@@ -90,14 +90,21 @@ def tests(*what: str) -> list[str]:
     return [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--maxfail=20", *what]
 
 
-def by_file(report: Report, files: Sequence[Path], *options: str) -> bool:
-    """Side by side, a process each: a device error in one leaves the others their device."""
+Test = tuple[str, list[str], Callable[[str], str]]
+BUDGET = ROOT / "tests" / "gpu" / "test_gpu_budget.py"
+"""Measures the device's memory: nothing may run beside it."""
 
-    def run(file: Path) -> bool:
-        return report.run(file.stem.removeprefix("test_"), tests(str(file), *options), last_line)
 
-    with ThreadPoolExecutor(max_workers=6) as pool:
-        return all(list(pool.map(run, files)))
+def side_by_side(report: Report, found: Sequence[Test], workers: int = 12) -> bool:
+    """A process each: a device error in one leaves the others their device."""
+    with ThreadPoolExecutor(max_workers=workers) as pool:
+        return all(list(pool.map(lambda test: report.run(*test), found)))
+
+
+def of_files(files: Sequence[Path], *options: str) -> list[Test]:
+    return [
+        (file.stem.removeprefix("test_"), tests(str(file), *options), last_line) for file in files
+    ]
 
 
 def info(report: Report, _: argparse.Namespace) -> bool:
@@ -105,26 +112,44 @@ def info(report: Report, _: argparse.Namespace) -> bool:
     return report.run("device", [sys.executable, "-c", code], last_line)
 
 
+def op_tests() -> list[Test]:
+    return of_files(sorted(ROOT.glob("tests/ops/test_op_*.py")), "-k", "cuda or coverage")
+
+
+def model_tests() -> list[Test]:
+    """All but the gates."""
+    files = sorted(ROOT.glob("tests/gpu/test_gpu_*.py"))
+    return of_files([f for f in files if f != BUDGET and f.stem != "test_gpu_gates"])
+
+
+def gate_tests() -> list[Test]:
+    """What must not be exceeded, with what was measured."""
+
+    def measured(text: str) -> str:
+        lines = [f"    {gate}" for gate in re.findall(r"gate .*", text)]
+        return "\n".join(["", *lines, last_line(text)])
+
+    return [("gates", tests("tests/gpu/test_gpu_gates.py", "-s"), measured)]
+
+
 def ops(report: Report, _: argparse.Namespace) -> bool:
-    return by_file(report, sorted(ROOT.glob("tests/ops/test_op_*.py")), "-k", "cuda or coverage")
+    return side_by_side(report, op_tests())
 
 
 def models(report: Report, _: argparse.Namespace) -> bool:
-    """All but the gates; what measures the device's memory comes last, alone."""
-    files = sorted(ROOT.glob("tests/gpu/test_gpu_*.py"))
-    alone = ROOT / "tests" / "gpu" / "test_gpu_budget.py"
-    others = [f for f in files if f != alone and f.stem != "test_gpu_gates"]
-    done = [by_file(report, others), by_file(report, [alone])]
+    done = [side_by_side(report, model_tests()), side_by_side(report, of_files([BUDGET]))]
     return all(done)
 
 
 def gates(report: Report, _: argparse.Namespace) -> bool:
-    """What must not be exceeded, with what was measured."""
-    return report.run(
-        "gates",
-        tests("tests/gpu/test_gpu_gates.py", "-s"),
-        lambda t: "\n".join(["", *(f"    {g}" for g in re.findall(r"gate .*", t)), last_line(t)]),
-    )
+    return side_by_side(report, gate_tests())
+
+
+def checks(report: Report, _: argparse.Namespace) -> bool:
+    """Ops, models and gates at once, the longest first."""
+    every = [*gate_tests(), *reversed(model_tests()), *reversed(op_tests())]
+    done = [side_by_side(report, every), side_by_side(report, of_files([BUDGET]))]
+    return all(done)
 
 
 def sanitize(report: Report, _: argparse.Namespace) -> bool:
@@ -197,6 +222,7 @@ def experts(report: Report, _: argparse.Namespace) -> bool:
 PARTS: dict[str, Callable[[Report, argparse.Namespace], bool]] = {
     "build": build,
     "device": info,
+    "checks": checks,
     "ops": ops,
     "models": models,
     "gates": gates,
@@ -209,6 +235,8 @@ PARTS: dict[str, Callable[[Report, argparse.Namespace], bool]] = {
     "simulator": simulator,
 }
 
+USUALLY_LEFT_OUT = ("sanitize", "ops", "models", "gates")  # the last three are in checks
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -216,7 +244,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=16)
     parser.add_argument("--arch", default="90a-real")
     parser.add_argument("--cxx", default=shutil.which("g++") or "g++")  # whatever $CXX says
-    parser.add_argument("--only", default=",".join(p for p in PARTS if p != "sanitize"))
+    parser.add_argument("--only", default=",".join(p for p in PARTS if p not in USUALLY_LEFT_OUT))
     parser.add_argument("--limit", type=float, default=180, help="seconds that a part may take")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)

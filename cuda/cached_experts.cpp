@@ -16,8 +16,8 @@ ExpertCacheShape shape_of(const std::vector<ExpertLayer>& layers, const CudaOpti
 
 ExpertCacheMemory::Shape memory_of(const ExpertCacheShape& s, const CudaOptions& o,
                                    const ExpertBlob& blob) {
-  return {s.layers,   s.experts,          s.slots,          staging_slots(s, o.expert_policy),
-          blob.bytes, blob.first_bytes(), o.overlap_gathers};
+  return {s.layers,   s.experts,          s.slots,           staging_slots(s, o.expert_policy),
+          blob.bytes, blob.first_bytes(), o.overlap_gathers, o.poison};
 }
 
 template <class T>

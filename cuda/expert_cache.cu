@@ -303,6 +303,17 @@ __device__ __forceinline__ uint4 load_host(const uint4* p) {
   return v;
 }
 
+// The slots of this step's misses become 0xff: scales of NaN.
+__global__ void poison_kernel(const __grid_constant__ ExpertCacheView c) {
+  begin();
+  const std::int64_t words = c.blob_bytes / static_cast<std::int64_t>(sizeof(uint4)),
+                     step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+  for (int m = 0; m < *c.n_misses; ++m) {
+    auto* slot = reinterpret_cast<uint4*>(c.slab + c.misses[m].slot * c.blob_bytes);
+    for (std::int64_t i = global_thread(); i < words; i += step) slot[i] = {~0u, ~0u, ~0u, ~0u};
+  }
+}
+
 // Enough in flight to fill the bus, in few blocks that fit beside those of other kernels.
 constexpr int gather_blocks = 32, gather_threads = 256;
 constexpr int gather_loads = 8;  // of 16 bytes, of a thread
@@ -404,6 +415,7 @@ ExpertCacheMemory::ExpertCacheMemory(const Shape& shape, const ExpertPolicy& pol
            static_cast<std::int64_t>(shape.blob_bytes),
            static_cast<std::int64_t>(shape.first_bytes),
            shape.overlap,
+           shape.poison,
            slab_.data(),
            reinterpret_cast<const std::byte* const*>(t + bases),
            reinterpret_cast<std::int32_t*>(t + slot_of),
@@ -429,6 +441,7 @@ void resolve_experts(const ExpertCacheView& view, std::int32_t layer, const std:
 }
 
 void gather_experts(const ExpertCacheView& view, std::int32_t layer, cudaStream_t stream) {
+  if (view.poison) launch(poison_kernel, gather_blocks, gather_threads, 0, stream, view);
   launch(gather_kernel, gather_blocks, gather_threads, 0, stream, view, layer,
          gather_pieces(view.first_bytes), gather_pieces(view.blob_bytes - view.first_bytes));
 }

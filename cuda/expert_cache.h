@@ -33,7 +33,7 @@ struct ExpertCacheView {
   ExpertPolicy policy;
   std::int32_t layers = 0, experts = 0, slots = 0, staging = 0;
   std::int64_t blob_bytes = 0, first_bytes = 0;
-  bool overlap = true;                      // CudaOptions::overlap_gathers
+  bool overlap = true, poison = false;      // see CudaOptions
   std::byte* slab = nullptr;                // [slots + staging, blob_bytes]
   const std::byte* const* store = nullptr;  // [layers] mapped host memory, [experts, blob_bytes]
 
@@ -66,7 +66,7 @@ class ExpertCacheMemory {
   struct Shape {
     std::int64_t layers = 0, experts = 0, slots = 0, staging = 0;
     std::size_t blob_bytes = 0, first_bytes = 0;
-    bool overlap = true;
+    bool overlap = true, poison = false;
   };
   // `store`: per layer, mapped memory of all its blobs. Fails with out_of_memory (naming both
   // numbers) or invalid_argument, also if there are fewer slots than layers.

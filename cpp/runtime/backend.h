@@ -105,6 +105,7 @@ struct CudaOptions {
   double step_timeout = usual_step_timeout;  // seconds of a step of up to step_timeout_rows
   // Kernels that read experts run beside the gather of those that the cache misses, not after it.
   bool overlap_gathers = true;
+  bool poison = false;  // fill slots with NaN before experts come into them, for tests
   // Large maps of BF16 weights go to cuBLASLt where it is found, unless batch_invariant.
   bool cublas_lt = true;
 };

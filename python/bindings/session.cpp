@@ -171,7 +171,8 @@ void bind_session(nb::module_& m) {
                                         static_cast<std::size_t>(ram_limit),
                                         verify_experts,
                                         step_timeout,
-                                        overlap_gathers};
+                                        overlap_gathers,
+                                        poison};
             if (!(step_timeout > 0 && step_timeout <= imp::max_step_timeout))
               imp::fail(imp::ErrorCode::invalid_argument,
                         imp::str("a step timeout of ", step_timeout,

@@ -70,7 +70,7 @@ class Session:
             taps: patterns (`*`, `?`) of intermediates that `taps()` returns, such as
                 "blk.*.residual".
             kernels: "auto", "generic", "avx2" or "avx512".
-            poison: fill unused memory with NaN (for tests).
+            poison: fill unused memory, and slots before experts come, with NaN (for tests).
             profile: time every op, for `op_times()`.
             graphs: CUDA: record small steps once and replay them.
             batch_invariant: CUDA: a sequence's logits are the same bits whatever other sequences

@@ -87,9 +87,8 @@ def test_real_models(pair: Callable[[str], tuple[Model, Model]], name: str, batc
     for policy in POLICIES:
         for slots in (least, pairs // 4, pairs // 2, pairs):
             for graphs in (True, False):
-                got, same = greedy(
-                    cuda, batch, expert_slots=slots, expert_policy=policy, graphs=graphs
-                )
+                cache = {"expert_slots": slots, "expert_policy": policy}
+                got, same = greedy(cuda, batch, **cache, graphs=graphs, poison=True)
                 for a, b in zip(got, want, strict=True):
                     np.testing.assert_array_equal(a, b)
                 assert same == text

@@ -34,16 +34,15 @@ __device__ __forceinline__ float over_slices(const float (&part)[slices][dim], i
   return (part[0][column] + part[2][column]) + (part[1][column] + part[3][column]);
 }
 
-// A unit is a key head of a chunk. A block's are neighbours, whose states share pages of memory.
+// A unit is a key head of a chunk. Blocks take them in turn.
 __global__ void __launch_bounds__(threads, 1)
     gated_delta_ring_kernel(const __grid_constant__ NetArgs a) {
   extern __shared__ uint4 memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
   const int units = *a.step.n_chunks * a.key_heads;
-  const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
-  int unit = block * units / blocks;
-  const int end = (block + 1) * units / blocks;
-  if (unit == end) return begin();
+  const int stride = static_cast<int>(gridDim.x);
+  int unit = static_cast<int>(blockIdx.x);
+  if (unit >= units) return begin();
   const auto chunk_of = [&](int i) -> const ChunkView& { return a.step.chunks[i / a.key_heads]; };
   const auto value_head = [&](int i, int member) { return i % a.key_heads + member * a.key_heads; };
   const auto state_of = [&](int i, int member) {
@@ -88,8 +87,8 @@ __global__ void __launch_bounds__(threads, 1)
   begin();  // states and tails are this op's alone
   load_inputs(unit);
 
-  for (int round = 0; unit < end; ++round, ++unit) {
-    const int next = unit + 1;
+  for (int round = 0; unit < units; ++round, unit += stride) {
+    const int next = unit + stride;
     float* tail = a.step.state_at(chunk_of(unit), a.conv_state);
 #pragma unroll
     for (int i = 0; i < each; ++i)
@@ -106,7 +105,7 @@ __global__ void __launch_bounds__(threads, 1)
     if (warp_id() < 2)
       normed_head(s.heads[warp_id()], dim, warp_id() == 0 ? 1 / sqrtf(static_cast<float>(dim)) : 1,
                   s.heads[warp_id()], dim);
-    if (next < end) {  // their way is long
+    if (next < units) {  // their way is long
       load_past(next);
       load_inputs(next);
     }
@@ -170,7 +169,7 @@ __global__ void __launch_bounds__(threads, 1)
         bulk_store(state_of(unit, member), s.states[member], state_bytes);
         // The head before has left by now; the one after next takes its place.
         await_stores_read<1>();
-        if (member > 0 && next < end) fetch(next, member - 1);
+        if (member > 0 && next < units) fetch(next, member - 1);
         if (member == 0 && round > 0) fetch(unit, group - 1);
       }
       if (ends) {

@@ -146,8 +146,8 @@ def gates(report: Report, _: argparse.Namespace) -> bool:
 
 
 def checks(report: Report, _: argparse.Namespace) -> bool:
-    """Ops, models and gates at once, the longest first."""
-    every = [*gate_tests(), *reversed(model_tests()), *reversed(op_tests())]
+    """Ops, models and gates at once."""
+    every = [*gate_tests(), *model_tests(), *op_tests()]
     done = [side_by_side(report, every), side_by_side(report, of_files([BUDGET]))]
     return all(done)
 

@@ -27,7 +27,7 @@ LAYER_VALUES, HEAD_VALUES = 6.1, 1.3
 shape) and beside the logits (1.28): tests/cpp/programs_test.cpp."""
 KEY_PARTS, SPLIT_TOKENS = 64, 64
 """Attention of steps of so many tokens keeps a result for each part of the keys
-(cuda/attention.cu)."""
+(cuda/attention.cu; cuda/attend_mma.cu takes no more)."""
 MOST_SCORE_BYTES = 256 << 20
 """Of blocks that the indexer scores at once (cuda/indexer.cu)."""
 LARGE_MAP_BYTES, LARGE_MAP_TOKENS = 85 << 20, 17

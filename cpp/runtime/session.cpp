@@ -15,8 +15,10 @@
 namespace imp {
 namespace {
 
-void require(bool ok, const std::string& sentence) {
-  if (!ok) fail(ErrorCode::invalid_argument, sentence);
+// The sentence is put together only when it is needed: some checks are of every token.
+template <class... Parts>
+void require(bool ok, const Parts&... sentence) {
+  if (!ok) fail(ErrorCode::invalid_argument, str(sentence...));
 }
 
 std::int64_t pool_pages(const HParams& h, const SessionOptions& o, std::int64_t context) {
@@ -44,18 +46,18 @@ std::int64_t rows_each(const SessionOptions& o) { return o.rollback_tokens > 0 ?
 std::int64_t choose_context(const Model& model, const Backend& backend, const SessionOptions& o) {
   const HParams& h = model.hparams();
   check_cache_types(o.cache_types, backend.info());
-  require(o.n_ctx >= 0 && o.n_ctx <= max_ctx,
-          str("context of ", o.n_ctx, " tokens; imp takes 1 to ", max_ctx));
-  require(o.max_seqs >= 1 && o.max_seqs <= max_sequences,
-          str(o.max_seqs, " sequences; imp takes 1 to ", max_sequences));
-  require(o.n_ubatch >= 1 && o.n_ubatch <= max_ubatch,
-          str("steps of ", o.n_ubatch, " tokens; imp takes 1 to ", max_ubatch));
-  require(o.cache_tokens >= one_context && o.cache_tokens <= max_ctx,
-          str("a cache of ", o.cache_tokens, " tokens; imp takes 1 to ", max_ctx));
-  require(o.rollback_tokens >= 0 && o.rollback_tokens <= max_rollback,
-          str("rollback of ", o.rollback_tokens, " tokens; imp takes 0 to ", max_rollback));
-  require(o.max_outputs >= 0 && o.max_outputs <= max_ubatch,
-          str("logits of ", o.max_outputs, " tokens a step; imp takes 0 to ", max_ubatch));
+  require(o.n_ctx >= 0 && o.n_ctx <= max_ctx, "context of ", o.n_ctx, " tokens; imp takes 1 to ",
+          max_ctx);
+  require(o.max_seqs >= 1 && o.max_seqs <= max_sequences, o.max_seqs, " sequences; imp takes 1 to ",
+          max_sequences);
+  require(o.n_ubatch >= 1 && o.n_ubatch <= max_ubatch, "steps of ", o.n_ubatch,
+          " tokens; imp takes 1 to ", max_ubatch);
+  require(o.cache_tokens >= one_context && o.cache_tokens <= max_ctx, "a cache of ", o.cache_tokens,
+          " tokens; imp takes 1 to ", max_ctx);
+  require(o.rollback_tokens >= 0 && o.rollback_tokens <= max_rollback, "rollback of ",
+          o.rollback_tokens, " tokens; imp takes 0 to ", max_rollback);
+  require(o.max_outputs >= 0 && o.max_outputs <= max_ubatch, "logits of ", o.max_outputs,
+          " tokens a step; imp takes 0 to ", max_ubatch);
   const MemoryCost cost = memory_cost(h, o.cache_types);
   const MemoryInfo memory = memory_info();
   const auto bytes = [&](std::int64_t context) {
@@ -119,7 +121,7 @@ void Session::close(SeqId seq) {
 
 const Session::Sequence& Session::find(SeqId seq) const {
   const auto it = sequences_.find(seq);
-  require(it != sequences_.end(), str("sequence ", seq, " is not open"));
+  require(it != sequences_.end(), "sequence ", seq, " is not open");
   return it->second;
 }
 
@@ -129,8 +131,7 @@ Session::Sequence& Session::find(SeqId seq) {
 
 Session::Sequence& Session::usable(SeqId seq) {
   Sequence& s = find(seq);
-  require(!s.failed,
-          str("sequence ", seq, " cannot go on: a step of it failed half-way; close it"));
+  require(!s.failed, "sequence ", seq, " cannot go on: a step of it failed half-way; close it");
   return s;
 }
 
@@ -154,22 +155,22 @@ void Session::check(std::span<const StepRequest> requests) {
     const std::int64_t length = std::ssize(usable(r.seq).tokens), n = std::ssize(r.tokens);
     require(n > 0, "a step without tokens");
     for (std::size_t j = 0; j < i; ++j)
-      require(requests[j].seq != r.seq, str("sequence ", r.seq, " twice in one step"));
+      require(requests[j].seq != r.seq, "sequence ", r.seq, " twice in one step");
     for (std::int64_t t = 0; t < n; ++t)
       require(r.tokens[static_cast<std::size_t>(t)] >= 0 &&
                   r.tokens[static_cast<std::size_t>(t)] < vocab,
-              str("token ", r.tokens[static_cast<std::size_t>(t)], " at position ", length + t,
-                  ", the vocabulary has ", vocab));
-    require(r.first_output >= 0 && r.first_output <= n,
-            str("first output ", r.first_output, " of ", n, " tokens"));
-    require(length + n <= n_ctx_, str(length + n, " tokens in a context of ", n_ctx_));
+              "token ", r.tokens[static_cast<std::size_t>(t)], " at position ", length + t,
+              ", the vocabulary has ", vocab);
+    require(r.first_output >= 0 && r.first_output <= n, "first output ", r.first_output, " of ", n,
+            " tokens");
+    require(length + n <= n_ctx_, length + n, " tokens in a context of ", n_ctx_);
     total += n;
   }
-  require(total > 0 && total <= options_.n_ubatch,
-          str("a step of ", total, " tokens, at most ", options_.n_ubatch));
+  require(total > 0 && total <= options_.n_ubatch, "a step of ", total, " tokens, at most ",
+          options_.n_ubatch);
   const std::int64_t outputs = shape_of(requests).outputs;
-  require(options_.max_outputs == 0 || outputs <= options_.max_outputs,
-          str("a step with logits of ", outputs, " tokens, at most ", options_.max_outputs));
+  require(options_.max_outputs == 0 || outputs <= options_.max_outputs, "a step with logits of ",
+          outputs, " tokens, at most ", options_.max_outputs);
 }
 
 void Session::pack(std::span<const StepRequest> requests, std::span<const Draw> draws) {
@@ -252,11 +253,11 @@ std::expected<std::vector<Choice>, Shortage> Session::choose(std::span<const Ste
                                                              std::span<const Draw> draws) {
   check(requests);
   const std::int64_t outputs = shape_of(requests).outputs;
-  require(std::ssize(draws) == outputs, str(draws.size(), " draws for ", outputs, " outputs"));
+  require(std::ssize(draws) == outputs, draws.size(), " draws for ", outputs, " outputs");
   for (const Draw& d : draws)
     for (const std::int32_t id : d.suppressed)
-      require(id >= -1 && id < model_->hparams().vocab,
-              str("suppressed token ", id, ", the vocabulary has ", model_->hparams().vocab));
+      require(id >= -1 && id < model_->hparams().vocab, "suppressed token ", id,
+              ", the vocabulary has ", model_->hparams().vocab);
   const auto done = advance(requests, draws);
   if (!done) return std::unexpected(done.error());
   std::vector<Choice> choices(draws.size());
@@ -331,11 +332,11 @@ void Session::keep_older(Sequence& s) {
 std::expected<void, Shortage> Session::truncate(SeqId seq, std::int64_t length) {
   Sequence& s = usable(seq);
   const std::int64_t now = std::ssize(s.tokens);
-  require(length >= 0 && length <= now,
-          str("truncating sequence ", seq, " to ", length, " tokens, it has ", now));
+  require(length >= 0 && length <= now, "truncating sequence ", seq, " to ", length,
+          " tokens, it has ", now);
   if (length == now) return {};
-  require(length >= oldest_length(seq), str("truncating sequence ", seq, " of ", now, " tokens to ",
-                                            length, ", it can go back to ", oldest_length(seq)));
+  require(length >= oldest_length(seq), "truncating sequence ", seq, " of ", now, " tokens to ",
+          length, ", it can go back to ", oldest_length(seq));
   // The newest state at or before `length`; 0 is the zero state.
   const std::size_t newest = s.kept[1] <= length ? 1 : 0;
   const std::int64_t from = std::max(s.kept[newest], std::int64_t{0});
@@ -375,17 +376,16 @@ Snapshot Session::save(SeqId seq) {
 
 std::expected<SeqId, Shortage> Session::restore(const Snapshot& snapshot) {
   require(snapshot.model == model_hash_, "the snapshot is of another model");
-  require(snapshot.types == options_.cache_types,
-          str("the snapshot holds ", describe(snapshot.types), ", the session ",
-              describe(options_.cache_types)));
+  require(snapshot.types == options_.cache_types, "the snapshot holds ", describe(snapshot.types),
+          ", the session ", describe(options_.cache_types));
   const std::int64_t length = std::ssize(snapshot.tokens);
-  require(length <= n_ctx_, str("a snapshot of ", length, " tokens, the context holds ", n_ctx_));
-  require(snapshot.state.size() == memory_.saved_bytes(length),
-          str("a snapshot of ", length, " tokens with ", snapshot.state.size(), " bytes, ",
-              memory_.saved_bytes(length), " needed"));
+  require(length <= n_ctx_, "a snapshot of ", length, " tokens, the context holds ", n_ctx_);
+  require(snapshot.state.size() == memory_.saved_bytes(length), "a snapshot of ", length,
+          " tokens with ", snapshot.state.size(), " bytes, ", memory_.saved_bytes(length),
+          " needed");
   for (const std::int32_t t : snapshot.tokens)
-    require(t >= 0 && t < model_->hparams().vocab,
-            str("token ", t, " in a snapshot, the vocabulary has ", model_->hparams().vocab));
+    require(t >= 0 && t < model_->hparams().vocab, "token ", t,
+            " in a snapshot, the vocabulary has ", model_->hparams().vocab);
   auto state = memory_.load(length, snapshot.state.data());
   if (!state) return std::unexpected(state.error());
   Sequence s{snapshot.tokens, std::move(*state)};

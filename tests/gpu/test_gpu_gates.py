@@ -22,6 +22,7 @@ Pair = Callable[[str], tuple[Model, Model]]
 TEXT = Path(__file__).parents[2] / "models" / "heldout_austen.txt"
 NAMES = ["prose", "experts512"]
 NEAR_TIE = 1e-3  # between the CPU's two best logits: either token may follow
+NEAR_TIE_OF_EXPERTS = 5e-6  # between the last router logit chosen and the next
 COUNT = 256
 
 
@@ -151,17 +152,24 @@ def test_replay_and_repetition(pair: Pair, name: str) -> None:
 
 
 def test_long_context_with_chosen_blocks(pair: Pair) -> None:
-    """2,000 tokens, of which the indexer reads a quarter; near ties of blocks may fall apart."""
+    """2,000 tokens, of which the indexer reads a quarter. Only near ties of experts fall apart."""
     cpu, cuda = pair("prose")
     text = text_of(cpu, "prose", 2000)
-    with Session(cpu, n_ctx=2048) as session, session.open() as seq:
+    with Session(cpu, n_ctx=2048, taps=["blk.*.router_logits"]) as session, session.open() as seq:
         want = seq.extend(text, outputs="all").copy()
+        ranked = [-np.sort(-logits, axis=1) for logits in session.taps().values()]
     with Session(cuda, n_ctx=2048, poison=True) as session, session.open() as seq:
         got = kl(want, seq.extend(text, outputs="all"))
-    over = got > KL_TOLERANCE
-    gate("long prose", kl_mean=got.mean(), kl_max=got.max(), over_tolerance=over.sum())
+    used = cpu.sizes().experts_used
+    gap = np.min([logits[:, used - 1] - logits[:, used] for logits in ranked], axis=0)
+    over = np.flatnonzero(got > KL_TOLERANCE)
+    gate("long prose", kl_mean=got.mean(), kl_max=got.max(), over_tolerance=len(over))
+    for i in over:
+        gate("near tie of experts", position=i, kl=got[i], gap=gap[i])
     assert got[:512].max() <= KL_TOLERANCE  # all blocks are read
-    assert got.mean() <= KL_TOLERANCE and over.mean() <= 0.01
+    assert got.mean() <= KL_TOLERANCE
+    assert gap[over].max(initial=0) <= NEAR_TIE_OF_EXPERTS
+    assert (gap <= NEAR_TIE_OF_EXPERTS).sum() <= 2  # so this excuses next to nothing
 
 
 @pytest.mark.parametrize("name", ["base", "prose"])

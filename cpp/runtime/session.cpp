@@ -200,15 +200,36 @@ void Session::pack(std::span<const StepRequest> requests, std::span<const Draw> 
     }
   }
   if (!options_.routing) return;
-  step_.expert_ids.resize(static_cast<std::size_t>(h.layers));
-  for (std::int64_t l = 0; l < h.layers; ++l) {
-    std::vector<std::int32_t>& ids = step_.expert_ids[static_cast<std::size_t>(l)];
-    ids.resize(static_cast<std::size_t>(row * h.moe.used));
-    options_.routing(l, row, ids.data());
+  const auto layers = static_cast<std::size_t>(h.layers);
+  step_.expert_ids.resize(layers);
+  planted_ahead_.resize(layers);
+  for (std::size_t l = 0; l < layers; ++l) {
+    std::vector<std::int32_t>&ids = step_.expert_ids[l], &ahead = planted_ahead_[l];
+    ids.assign(static_cast<std::size_t>(row * h.moe.used), 0);
+    const std::size_t taken = std::min(ids.size(), ahead.size());
+    std::copy_n(ahead.begin(), taken, ids.begin());
+    ahead.erase(ahead.begin(), ahead.begin() + static_cast<std::ptrdiff_t>(taken));
+    plant(l, std::span(ids).subspan(taken));
     for (const std::int32_t e : ids)
       if (e < 0 || e >= h.moe.experts)
         fail(ErrorCode::invalid_argument,
              str("planted expert ", e, " of ", h.moe.experts, " in layer ", l));
+  }
+}
+
+void Session::plant(std::size_t layer, std::span<std::int32_t> ids) const {
+  if (!ids.empty())
+    options_.routing(static_cast<std::int64_t>(layer), std::ssize(ids) / model_->hparams().moe.used,
+                     ids.data());
+}
+
+void Session::plant_ahead(std::size_t rows) {
+  if (!options_.routing) return;
+  for (std::size_t l = 0; l < planted_ahead_.size(); ++l) {
+    std::vector<std::int32_t>& ahead = planted_ahead_[l];
+    if (!ahead.empty()) continue;
+    ahead.resize(rows * static_cast<std::size_t>(model_->hparams().moe.used));
+    plant(l, ahead);
   }
 }
 
@@ -299,6 +320,7 @@ std::expected<const Program*, Shortage> Session::advance(std::span<const StepReq
     pad(shape);
     model_->prefetch_rows(step_.ngram_rows);
     run(program);
+    plant_ahead(requests.size());
   } catch (...) {
     abandon(requests);
     throw;

@@ -32,8 +32,8 @@ struct SessionOptions {
   std::int64_t rollback_tokens = 0;  // that truncate() can take back; 0 = none
   std::int64_t max_outputs = 0;      // rows of a step that want logits at most; 0 = all
   CacheTypes cache_types;
-  // Fills ids [rows, k] of a layer, once a layer and step, instead of the router; empty = the
-  // router's own.
+  // Fills ids [rows, k] of a layer instead of the router, each layer's in the order of its rows;
+  // empty = the router's own.
   std::function<void(std::int64_t layer, std::int64_t rows, std::int32_t* ids)> routing;
 };
 inline constexpr std::int64_t one_context = -1;
@@ -144,6 +144,10 @@ class Session {
   void abandon(std::span<const StepRequest> requests) noexcept;
   void check(std::span<const StepRequest> requests);
   void pack(std::span<const StepRequest> requests, std::span<const Draw> draws);
+  // Ids [rows, k] of planted experts of a layer.
+  void plant(std::size_t layer, std::span<std::int32_t> ids) const;
+  // Those of the next step's rows, while a device works on this one: no part of a step's time.
+  void plant_ahead(std::size_t rows);
   StepShape padded(StepShape shape, std::size_t sequences) const;
   void pad(StepShape shape);
   void run(Program& program);
@@ -158,6 +162,7 @@ class Session {
   std::unordered_map<SeqId, Sequence> sequences_;
   SeqId next_id_ = 0;
   StepInputs step_;
+  std::vector<std::vector<std::int32_t>> planted_ahead_;  // [layers]
   std::vector<TapData> taps_;
   std::map<std::string, OpTime> op_times_;
   std::size_t arena_bytes_ = 0;

@@ -52,6 +52,21 @@ def test_planted_routing_repeats_and_names_itself() -> None:
         assert session.routing == "uniform"
 
 
+def test_rows_take_recorded_ids_in_order_whatever_the_steps() -> None:
+    rng = np.random.RandomState(4)
+    ids = np.stack([[rng.permutation(24)[:10] for _ in range(2)] for _ in range(64)])
+    model = Model.synthetic(SPEC, device="cpu")
+    options = {"taps": ["blk.*.expert_ids"], "routing": ids.astype(np.uint16)}
+    got = []
+    with Session(model, n_ctx=64, max_seqs=3, **options) as session:  # type: ignore[arg-type]
+        a, b, c = (session.open().id for _ in range(3))
+        for step in ([(a, 5)], [(a, 1), (b, 1), (c, 1)], [(a, 1)], [(b, 4)], [(b, 1), (a, 1)]):
+            session.core.step([(s, np.full(n, 2, np.int32), 0) for s, n in step])
+            taps = session.core.taps()
+            got.append(np.stack([taps[f"blk.{i}.expert_ids"] for i in range(2)], axis=1))
+    np.testing.assert_array_equal(np.concatenate(got), ids[:15])
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """A trace of 40 tokens whose ids are as skewed as those of text."""

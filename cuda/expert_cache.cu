@@ -6,6 +6,7 @@
 #include "cuda/check.h"
 #include "cuda/common/math.cuh"
 #include "cuda/common/reduce.cuh"
+#include "cuda/common/route.cuh"
 #include "cuda/expert_cache.h"
 #include "cuda/launch.h"
 #include "cuda/watchdog.h"
@@ -30,7 +31,8 @@ struct Resolve {
   const std::int32_t* ids;
   std::int32_t n, low, high;
   bool first;
-  bool early;  // no kernel that may still run changes what read_tables() reads
+  bool early;       // no kernel that may still run changes what read_tables() reads
+  RouteArgs route;  // with logits: of the one token, whose ids this writes
 };
 
 // Number of `mine` in the threads before this one; `total` of all. Every thread calls it.
@@ -60,6 +62,7 @@ struct Shared {
   std::uint64_t least, most, prefix;
   std::int32_t left, found;
   int warps[resolve_warps];
+  Candidates candidates;
 };
 
 // What a slot holds: a pair or -1, and its score.
@@ -195,6 +198,9 @@ __global__ void __launch_bounds__(resolve_threads)
         reinterpret_cast<const std::uint32_t*>(c.add)[threadIdx.x];
   for (int e = threadIdx.x; e < c.experts; e += resolve_threads) s.routed[e] = 0;
   begin();
+  if (r.route.logits != nullptr && warp_id() == 0)
+    choose_experts(r.route, r.route.logits, s.candidates, r.route.ids, r.route.weights,
+                   r.route.planted);
   if (!r.early) read_tables(r, s, known);
   const std::uint64_t step = *c.step + (r.first ? 1 : 0);
   __syncthreads();
@@ -432,12 +438,12 @@ ExpertCacheMemory::ExpertCacheMemory(const Shape& shape, const ExpertPolicy& pol
 
 void resolve_experts(const ExpertCacheView& view, std::int32_t layer, const std::int32_t* ids,
                      std::int64_t n, std::int32_t low, std::int32_t high, bool first,
-                     cudaStream_t stream) {
+                     const RouteArgs& route, cudaStream_t stream) {
   // A layer's own tables change in its own calls alone: the last was a step ago, unless a step has
   // several.
   const bool early = view.policy.per_layer && low == 0 && high == view.experts;
   launch(resolve_kernel, 1, resolve_threads, 0, stream,
-         Resolve{view, layer, ids, static_cast<std::int32_t>(n), low, high, first, early});
+         Resolve{view, layer, ids, static_cast<std::int32_t>(n), low, high, first, early, route});
 }
 
 void gather_experts(const ExpertCacheView& view, std::int32_t layer, cudaStream_t stream) {

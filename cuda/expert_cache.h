@@ -12,6 +12,7 @@
 #include "cpp/memory/expert_policy.h"
 #include "cuda/context.h"
 #include "cuda/handles.h"
+#include "cuda/route.h"
 
 namespace imp::cuda {
 
@@ -83,10 +84,12 @@ class ExpertCacheMemory {
 
 // The distinct experts of ids[0..n) within [low, high): marks hits, chooses the victims of all
 // misses in one pass and lists the misses by decreasing score. `first`: this is the step's first
-// call, of any layer. The layer's slots (or the staging) must hold as many as can be distinct.
-// Between two steps something else must be in the stream that does not overlap, as a copy.
+// call, of any layer. With logits in `route`, which is of one token, it writes ids and weights
+// first. The layer's slots (or the staging) must hold as many as can be distinct. Between two steps
+// something else must be in the stream that does not overlap, as a copy.
 void resolve_experts(const ExpertCacheView&, std::int32_t layer, const std::int32_t* ids,
-                     std::int64_t n, std::int32_t low, std::int32_t high, bool first, cudaStream_t);
+                     std::int64_t n, std::int32_t low, std::int32_t high, bool first,
+                     const RouteArgs& route, cudaStream_t);
 
 // Hash of what each slot that holds an expert holds: hashes [slots]. Defined in expert_check.cu.
 void hash_slots(const ExpertCacheView&, std::uint64_t* hashes, cudaStream_t);

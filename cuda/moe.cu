@@ -1,5 +1,7 @@
 // The chosen experts and their weighted sum in rank order. NVFP4 goes to moe_mma.cu and moe_sum.cu;
 // here is what any format can take.
+#include <utility>
+
 #include "cuda/check.h"
 #include "cuda/common/matvec.cuh"
 #include "cuda/expert_cache.h"
@@ -168,7 +170,8 @@ void each_wave(FfnArgs& a, const Context& c, F f) {
     a.high = std::min(experts, a.low + size);
     if (e.cache != nullptr) {
       const bool first = e.layer == 0 && a.low == 0;
-      resolve_experts(*e.cache, e.layer, a.ids, a.slots, a.low, a.high, first, c.stream);
+      resolve_experts(*e.cache, e.layer, a.ids, a.slots, a.low, a.high, first,
+                      std::exchange(a.route, {}), c.stream);
       gather_experts(*e.cache, e.layer, c.stream);
     }
     f();
@@ -229,13 +232,18 @@ void run(const MoeFfn& op, const Context& c) {
     a.shared_hidden = c.f32(op.shared_hidden);
     a.shared_elements = rows * c.cols(op.shared_hidden);
   }
-  if (!sum || !one_wave(a)) {
+  const bool one = sum && one_wave(a);
+  // One token's experts are chosen by the kernel that needs them first.
+  const bool routed = op.logits && !(one && rows == 1);
+  if (routed) run(op.route(), c);
+  if (!one) {
     run_slots(a, rows, c);
     if (!has_mma(a)) run(op.swiglu(), c);
     sum ? run_matvec(op.down_linear(), c) : run(op.down_linear(), c);
     return run(op.combine(), c);
   }
   group(a, rows, c);
+  if (op.logits && !routed) a.route = route_args(op.route(), c);
   each_wave(a, c, [&] { run_sum_mma(a, s, c.stream); });
 }
 

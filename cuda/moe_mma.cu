@@ -3,6 +3,7 @@
 
 #include "cuda/common/expert_tiles.cuh"
 #include "cuda/common/math.cuh"
+#include "cuda/common/route.cuh"
 #include "cuda/device.h"
 #include "cuda/launch.h"
 #include "cuda/moe.h"
@@ -80,12 +81,16 @@ struct TilesMemory {
     ready = joined + s.weights;
     used = ready + s.activations;
   }
+  // By the first lanes of several warps.
   __device__ __forceinline__ void init(const Stages& s) const {
-    init_barriers(full, teams * s.weights);
-    init_barriers(empty, s.weights, Up ? 1 : team_warps);
-    init_barriers(joined, s.weights, team_warps - 1);
-    init_barriers(ready, s.activations, (static_cast<int>(blockDim.x) - other_threads) / 32);
-    init_barriers(used, s.activations, multiply_warps);
+    if (lane_id() != 0) return;
+    const int warp = warp_id();
+    if (warp < teams) init_barriers(full + warp * s.weights, s.weights);
+    if (warp == teams) init_barriers(empty, s.weights, Up ? 1 : team_warps);
+    if (warp == teams + 1) init_barriers(joined, s.weights, team_warps - 1);
+    if (warp == teams + 2)
+      init_barriers(ready, s.activations, (static_cast<int>(blockDim.x) - other_threads) / 32);
+    if (warp == teams + 3) init_barriers(used, s.activations, multiply_warps);
   }
 };
 
@@ -115,30 +120,33 @@ struct Share {
   }
 };
 
-// This block's share of what the down kernel will read, into the second cache: the memory would
-// rest from the last weights here to the first there.
-__device__ void prefetch_down(const FfnArgs& a) {
+// Share i of n, into the second cache.
+__device__ void prefetch_share(const std::byte* p, std::int64_t bytes, int i, int n) {
   constexpr std::int64_t grain = 4096;
-  const auto share = [&](const std::byte* p, std::int64_t bytes, int i, int n) {
-    const std::int64_t grains = div_up(bytes, grain), first = grains * i / n * grain,
-                       end = min(bytes, grains * (i + 1) / n * grain);
-    if (first < end) bulk_prefetch(p + first, static_cast<std::uint32_t>(end - first));
-  };
-  const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
-  share(a.shared_down, a.shared_down_bytes, block, blocks);
-  const int of_tile = blocks / a.tiles, tile = block / of_tile;
+  const std::int64_t grains = div_up(bytes, grain), first = grains * i / n * grain,
+                     end = min(bytes, grains * (i + 1) / n * grain);
+  if (first < end) bulk_prefetch(p + first, static_cast<std::uint32_t>(end - first));
+}
+
+// This block's share of what the sum will read: the memory would rest from the last weights here to
+// the first there.
+__device__ void prefetch_down(const FfnArgs& a, const std::int32_t* ids) {
+  const int block = static_cast<int>(blockIdx.x);
+  const int of_tile = static_cast<int>(gridDim.x) / a.tiles, tile = block / of_tile;
   if (tile >= a.tiles) return;
   const Experts& b = a.down;
-  const int e = a.ids[tile];
+  const int e = ids[tile];
   if (b.places != nullptr && b.places[e].miss >= 0) return;  // still on its way
   const std::int64_t at = b.place(e);
-  share(b.expert.data + at * b.bytes, b.expert.rows * b.expert.row_bytes, block % of_tile, of_tile);
-  share(b.expert.scales + at * b.scale_bytes, b.expert.rows * b.expert.scale_row_bytes,
-        block % of_tile, of_tile);
+  prefetch_share(b.expert.data + at * b.bytes, b.expert.rows * b.expert.row_bytes, block % of_tile,
+                 of_tile);
+  prefetch_share(b.expert.scales + at * b.scale_bytes, b.expert.rows * b.expert.scale_row_bytes,
+                 block % of_tile, of_tile);
 }
 
 template <bool Up>
-__device__ __forceinline__ void copy_weights(const FfnArgs& a, const Share& share, const Stages& s,
+__device__ __forceinline__ void copy_weights(const FfnArgs& a, const std::int32_t* ids,
+                                             const Share& share, const Stages& s,
                                              const TilesMemory<Up>& m, int n_tiles) {
   using U = Unit<Up>;
   // Row groups of down adjoin, so that a stage of whole rows is one copy.
@@ -150,9 +158,10 @@ __device__ __forceinline__ void copy_weights(const FfnArgs& a, const Share& shar
   const std::byte* rows = nullptr;  // of the expert
   Ring ring(s.weights), of_team(s.weights);
   int tile = share.begin / share.of_tile, u = share.begin % share.of_tile, team = 0;
+  Barrier *last = nullptr, *last_but_one = nullptr;
   for (int unit = share.begin; unit < share.end; ++unit) {
     if (rows == nullptr && lane < 2 * copies) {
-      const std::int64_t at = bank.place(a.tile(tile).expert);
+      const std::int64_t at = bank.place(a.tile(tile, ids).expert);
       rows =
           scales ? bank.expert.scales + at * bank.scale_bytes : bank.expert.data + at * bank.bytes;
     }
@@ -168,23 +177,31 @@ __device__ __forceinline__ void copy_weights(const FfnArgs& a, const Share& shar
         const std::int64_t from = (Up ? u : U::groups * u + group) * n_tiles + first;
         bulk_copy(to + group * n * size, rows + from * size, at_once * n * size, full);
       }
+      last_but_one = last, last = full;
       ring.advance();
       filled.advance();
     }
     if (++team == teams) team = 0, of_team = filled;
     if (++u == share.of_tile) u = 0, ++tile, rows = nullptr;
   }
+  if (!Up || a.shared_down == nullptr || lane != 0) return;
+  // Not while weights that are needed sooner are on their way: but the last, they are here.
+  const int chunks = (n_tiles + U::span - 1) / U::span;
+  if (last_but_one != nullptr && (share.end - share.begin) * chunks <= s.weights)
+    await_phase(last_but_one, 0);
+  prefetch_down(a, ids);
 }
 
 template <bool Up>
-__device__ __forceinline__ void copy_activations(const FfnArgs& a, const Share& share,
-                                                 const Stages& s, const TilesMemory<Up>& m,
-                                                 int cols, int words, int thread, int threads) {
+__device__ __forceinline__ void copy_activations(const FfnArgs& a, const std::int32_t* ids,
+                                                 const Share& share, const Stages& s,
+                                                 const TilesMemory<Up>& m, int cols, int words,
+                                                 int thread, int threads) {
   const int row = row_words(cols), first = thread % slot_threads;
   Ring ring(s.activations);
   for (int i = share.begin / share.of_tile; i * share.of_tile < share.end; ++i) {
     Work work;
-    work.take(a, i);
+    work.take(a, i, ids);
     const int count = work.tile.count, e = work.tile.expert, listed = work.slot(thread);
     const float scale = expert_scale(Up ? a.gate : a.down, e), up_scale = expert_scale(a.up, e);
     uint4* head = m.activations + ring.at() * words;
@@ -295,47 +312,68 @@ __device__ __forceinline__ void multiply(const FfnArgs& a, const Share& share, c
   }
 }
 
-template <bool Up>
+// Routes: up also chooses the experts of its one token, every block for itself.
+template <bool Up, bool Routes>
 __device__ __forceinline__ void tiles_block(const FfnArgs& a, const Stages& s) {
   extern __shared__ uint4 memory[];
   const Experts& bank = Up ? a.gate : a.down;
   const int cols = static_cast<int>(bank.expert.cols), n_tiles = cols / tiles::cols;
   const int words = activation_words(cols, a.grouped ? tile_slots : 1);
   const TilesMemory<Up> m(memory, s, words);
-  if (threadIdx.x == 0) m.init(s);
-  __syncthreads();
+  const std::int32_t* ids = a.ids;
+  m.init(s);
+  if (Up && threadIdx.x == other_threads && a.shared_down != nullptr)
+    prefetch_share(a.shared_down, a.shared_down_bytes, static_cast<int>(blockIdx.x),
+                   static_cast<int>(gridDim.x));
+  if constexpr (!Routes) __syncthreads();
+  const int warp = warp_id();
 
   // Beside a gather this kernel starts when everything before the gather is complete. The next one
   // starts later still: it may read the ids and load weights before it waits for this one.
   if (!Up || !a.gathers) await_previous();
-  allow_next();
+  if constexpr (Routes) {
+    __shared__ Candidates found;
+    __shared__ std::int32_t chosen[32];
+    const RouteArgs& r = a.route;
+    if (warp == multiply_warps) choose_experts(r, r.logits, found, chosen, nullptr, r.planted);
+    ids = chosen;
+    __syncthreads();
+    if (blockIdx.x > 0) {
+      allow_next();
+    } else if (warp == 0) {
+      choose_experts(r, r.logits, found, r.ids, r.weights, r.planted);
+      __threadfence();
+      allow_next();  // it reads ids early
+    }
+  } else {
+    allow_next();
+  }
 
   const Share share(a, static_cast<int>(bank.expert.rows) / (Up ? up_rows : down_rows));
-  const int warp = warp_id();
   if (warp < multiply_warps) {
     multiply<Up>(a, share, s, m, n_tiles, words);
   } else if (warp == multiply_warps) {
-    copy_weights<Up>(a, share, s, m, n_tiles);
+    copy_weights<Up>(a, ids, share, s, m, n_tiles);
   } else {
     const int thread = static_cast<int>(threadIdx.x) - other_threads,
               threads = static_cast<int>(blockDim.x) - other_threads;
-    copy_activations<Up>(a, share, s, m, cols, words, thread, threads);
+    copy_activations<Up>(a, ids, share, s, m, cols, words, thread, threads);
     if constexpr (Up) {
       for (std::int64_t i = blockIdx.x * threads + thread; i < a.shared_elements;
            i += static_cast<std::int64_t>(gridDim.x) * threads)
         a.shared_hidden[i] = silu(a.shared_gate[i]) * a.shared_up[i];
-      if (thread == 0 && a.shared_down != nullptr) prefetch_down(a);
     }
   }
 }
 
+template <bool Routes>
 __global__ void __launch_bounds__(tiles_threads, 1)
     up_tiles_kernel(const __grid_constant__ FfnArgs a, const Stages s) {
-  tiles_block<true>(a, s);
+  tiles_block<true, Routes>(a, s);
 }
 __global__ void __launch_bounds__(tiles_threads, 1)
     down_tiles_kernel(const __grid_constant__ FfnArgs a, const Stages s) {
-  tiles_block<false>(a, s);
+  tiles_block<false, false>(a, s);
 }
 
 // ---------------------------------------------------------------- launches
@@ -344,16 +382,27 @@ template <bool Up>
 void launch_tiles(const FfnArgs& a, cudaStream_t stream) {
   const int slots = a.grouped ? tile_slots : 1,
             words = activation_words(static_cast<int>((Up ? a.gate : a.down).expert.cols), slots);
-  const std::size_t room = limits().block_shared;
+  const bool routes = Up && a.route.logits != nullptr;
+  constexpr std::size_t own_shared = 1024;  // of choosing experts
+  const std::size_t room = limits().block_shared - (routes ? own_shared : 0);
+  const std::int64_t blocks = limits().processors;
   Stages s{0, 2};  // activations of the next tile, unless they would displace too many weights
   if (slots > 1 && TilesMemory<Up>::bytes({2 * teams, 2}, words) > room) s.activations = 1;
   while (TilesMemory<Up>::bytes({s.weights + 1, s.activations}, words) <= room) ++s.weights;
   if (s.weights == 0)
     fail(ErrorCode::internal, str("experts of ", words, " words of activations leave no stage"));
+  // No more than what a block takes: the next kernel's blocks may find room beside.
+  using U = Unit<Up>;
+  const Matrix& w = (Up ? a.gate : a.down).expert;
+  const std::int64_t units = a.tiles * (w.rows / (Up ? up_rows : down_rows)),
+                     chunks = div_up(w.cols / tiles::cols, std::int64_t{U::span});
+  s.weights = static_cast<int>(std::min<std::int64_t>(s.weights, div_up(units, blocks) * chunks));
   const std::size_t shared = TilesMemory<Up>::bytes(s, words);
-  const auto kernel = Up ? up_tiles_kernel : down_tiles_kernel;
+  const auto kernel = !Up      ? down_tiles_kernel
+                      : routes ? up_tiles_kernel<true>
+                               : up_tiles_kernel<false>;
   allow_shared(kernel, shared);
-  launch(kernel, static_cast<unsigned>(limits().processors), tiles_threads, shared, stream, a, s);
+  launch(kernel, static_cast<unsigned>(blocks), tiles_threads, shared, stream, a, s);
 }
 
 }  // namespace

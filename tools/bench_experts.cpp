@@ -90,7 +90,7 @@ bool same(const char* policy, std::int64_t steps, cudaStream_t stream) {
     for (int i = 0; i < group; ++i) {
       const int layer = i % layers;
       const auto n = std::ssize(drawn[static_cast<std::size_t>(i)]);
-      resolve_experts(c, layer, ids, n, 0, experts, layer == 0, stream);
+      resolve_experts(c, layer, ids, n, 0, experts, layer == 0, {}, stream);
       check(cudaMemcpyAsync(d_found[i].misses, c.misses, sizeof(Found::misses),
                             cudaMemcpyDeviceToDevice, stream),
             "cudaMemcpyAsync");
@@ -161,7 +161,7 @@ bool gathers(std::int64_t blob, std::int64_t first, cudaStream_t stream) {
   const DeviceMemory d_ids = device_memory(ids.size() * 4, "ids");
   upload(reinterpret_cast<std::int32_t*>(d_ids.data()), ids, stream);
   resolve_experts(c, 0, reinterpret_cast<std::int32_t*>(d_ids.data()), std::ssize(ids), 0, experts,
-                  true, stream);
+                  true, {}, stream);
   gather_experts(c, 0, stream);
   const auto places = download(c.places, experts, stream);
   const auto arrived = download(c.arrived, 2 * n, stream);
@@ -227,7 +227,7 @@ void time_resolve(const char* policy, int slots_each, cudaStream_t stream) {
     int at = 0;
     const double us = microseconds(stream, 200, [&] {
       const int layer = at % layers;
-      resolve_experts(memory.view(), layer, d_ids + at * k, k, 0, experts, layer == 0, stream);
+      resolve_experts(memory.view(), layer, d_ids + at * k, k, 0, experts, layer == 0, {}, stream);
       at = (at + 1) % cycle;
     });
     std::printf("resolve, %s, %d slots a layer, %2d misses: %.2f us\n", policy, slots_each, misses,

@@ -133,6 +133,7 @@ void run(const Combine& op, const Context& c) {
 }
 
 void run(const MoeFfn& op, const Context& c) {
+  if (op.logits) run(op.route(), c);
   run(op.experts(), c);
   run(op.swiglu(), c);
   run(op.down_linear(), c);

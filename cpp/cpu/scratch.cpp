@@ -21,7 +21,8 @@ struct Needs {
     return std::max((*this)(o.down_op()), (*this)(o.mix_op()));
   }
   std::size_t operator()(const MoeFfn& o) const {
-    return std::max({(*this)(o.experts()), (*this)(o.down_linear()), (*this)(o.combine())});
+    return std::max({o.logits ? (*this)(o.route()) : 0, (*this)(o.experts()),
+                     (*this)(o.down_linear()), (*this)(o.combine())});
   }
   std::size_t operator()(const Route& o) const { return of(g.info(o.logits).cols); }
   std::size_t operator()(const Combine& o) const {

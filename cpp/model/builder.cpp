@@ -155,8 +155,10 @@ Tensor Builder::moe(Tensor x, std::int64_t layer) {
   const Tensor logits = named(in[0], b + "router_logits");
   const Tensor ids = named(g.tensor(rows, m.used, DType::i32), b + "expert_ids");
   const Tensor weights = named(g.tensor(rows, m.used), b + "expert_weights");
-  g.add(Route{logits, m.used, m.renormalise, ids, weights, planted_routing ? layer : -1});
-  MoeFfn op{x, ids, weights, in[1], in[2], in[3]};
+  MoeFfn op{x, logits, ids, weights, in[1], in[2], in[3]};
+  op.k = m.used;
+  op.renormalise = m.renormalise;
+  op.planted = planted_routing ? layer : -1;
   op.gate = &model.experts(b + "ffn_gate_exps.weight");
   op.up = &model.experts(b + "ffn_up_exps.weight");
   op.down = &model.experts(b + "ffn_down_exps.weight");

@@ -54,21 +54,28 @@ struct Combine {
   }
 };
 
-// The chosen experts, the shared one and their sum: ExpertFfn, SwiGlu of shared_gate and shared_up,
-// a linear map of that, Combine.
+// The chosen experts, the shared one and their sum: Route, if there are logits (else ids and
+// weights are given), ExpertFfn, SwiGlu of shared_gate and shared_up, a linear map of that,
+// Combine.
 struct MoeFfn {
-  Tensor x, ids, weights;
+  Tensor x, logits, ids, weights;
   Tensor shared_gate, shared_up;  // [T, shared ff]
   Tensor share;                   // [T, 1] of the shared expert
   const ExpertBank *gate, *up, *down;
   const Weight* shared_down;
   Tensor hidden, up_out, slots, shared_hidden, shared;  // workspaces
   Tensor y;
+  std::int64_t k = 0;  // these three: of Route
+  bool renormalise = true;
+  std::int64_t planted = -1;
   template <class R, class W>
   void visit(R reads, W writes) const {
-    for (const Tensor t : {x, ids, weights, shared_gate, shared_up, share}) reads(t);
+    for (const Tensor t : {x, shared_gate, shared_up, share}) reads(t);
+    if (logits) reads(logits);
+    for (const Tensor t : {ids, weights}) logits ? writes(t) : reads(t);
     for (const Tensor t : {hidden, up_out, slots, shared_hidden, shared, y}) writes(t);
   }
+  Route route() const { return {logits, k, renormalise, ids, weights, planted}; }
   ExpertFfn experts() const { return {x, ids, gate, up, down, hidden, up_out, slots}; }
   SwiGlu swiglu() const { return {shared_gate, shared_up, shared_hidden}; }
   Linear down_linear() const { return {shared_hidden, shared_down, shared, 1, Act::none}; }

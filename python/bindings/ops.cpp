@@ -219,6 +219,22 @@ class Call {
   float nothing_ = 0;
 };
 
+MoeFfn moe_ffn(Call& c, Tensor ids, Tensor weights) {
+  MoeFfn op;
+  op.x = c.in("x"), op.ids = ids, op.weights = weights;
+  op.shared_gate = c.in("shared_gate"), op.shared_up = c.in("shared_up"), op.share = c.in("share");
+  op.gate = c.bank("gate"), op.up = c.bank("up"), op.down = c.bank("down");
+  op.shared_down = c.weight("shared_down");
+  const std::int64_t rows = c.rows(op.x), slots = rows * c.cols(ids), hidden = op.down->expert.rows;
+  op.hidden = c.work(slots, op.gate->expert.rows);
+  op.up_out = c.work(slots, op.gate->expert.rows);
+  op.slots = c.work(slots, hidden);
+  op.shared_hidden = c.work(rows, c.cols(op.shared_gate));
+  op.shared = c.work(rows, hidden);
+  op.y = c.out("y", rows, hidden);
+  return op;
+}
+
 using Make = Op (*)(Call&);
 
 const std::map<std::string, Make>& makers() {
@@ -298,22 +314,15 @@ const std::map<std::string, Make>& makers() {
          op.x = c.out("x", rows, c.cols(op.y));
          return op;
        }},
-      {"moe_ffn",
+      {"moe_ffn", [](Call& c) -> Op { return moe_ffn(c, c.in("ids"), c.in("weights")); }},
+      {"routed_moe_ffn",
        [](Call& c) -> Op {
-         MoeFfn op{c.in("x"),           c.in("ids"),       c.in("weights"),
-                   c.in("shared_gate"), c.in("shared_up"), c.in("share")};
-         op.gate = c.bank("gate");
-         op.up = c.bank("up");
-         op.down = c.bank("down");
-         op.shared_down = c.weight("shared_down");
-         const std::int64_t rows = c.rows(op.x), slots = rows * c.cols(op.ids),
-                            hidden = op.down->expert.rows;
-         op.hidden = c.work(slots, op.gate->expert.rows);
-         op.up_out = c.work(slots, op.gate->expert.rows);
-         op.slots = c.work(slots, hidden);
-         op.shared_hidden = c.work(rows, c.cols(op.shared_gate));
-         op.shared = c.work(rows, hidden);
-         op.y = c.out("y", rows, hidden);
+         const Tensor logits = c.in("logits");
+         const std::int64_t rows = c.rows(logits), k = c.integer("k");
+         MoeFfn op = moe_ffn(c, c.out("ids", rows, k, DType::i32), c.out("weights", rows, k));
+         op.logits = logits;
+         op.k = k;
+         op.renormalise = c.integer("renormalise") != 0;
          return op;
        }},
       {"swiglu",

@@ -211,6 +211,43 @@ def test_moe_ffn(device: h.Device, kind: str) -> None:
         h.close(got, want, FFN_TOLERANCE)
 
 
+@pytest.mark.parametrize("k, experts", [(10, 512), (4, 40), (11, 257), (28, 1024), (29, 64)])
+@pytest.mark.parametrize("renormalise", [True, False])
+def test_routed_moe_ffn(device: h.Device, k: int, experts: int, renormalise: bool) -> None:
+    """The op that chooses experts by itself: bit for bit the choice and then the experts."""
+    rng = np.random.RandomState(k)
+    hidden, ff, most = 256, 128, 9
+    kind = "NVFP4"
+    banks = {"gate": h.bank(rng, kind, experts, ff, hidden)[0]}
+    banks["up"] = h.bank(rng, kind, experts, ff, hidden)[0]
+    banks["down"] = h.bank(rng, kind, experts, hidden, ff)[0]
+    banks["shared_down"] = h.weight(rng, "BF16", hidden, ff, 0.5)[0]
+    logits = h.normal(rng, most, experts)
+    logits[0, -1] += 20
+    logits[1] = rng.randint(0, 3, experts)  # ties, of which the lower ids win
+    logits[2] = np.nan
+    rows = {
+        "x": h.normal(rng, most, hidden),
+        "share": h.f32(rng.uniform(0, 1, (most, 1))),
+        "shared_gate": h.normal(rng, most, ff),
+        "shared_up": h.normal(rng, most, ff),
+    }
+    for first, n in ((0, 1), (1, 1), (2, 1), (3, 1), (0, 2), (4, 5), (0, most)):
+        part = {name: np.ascontiguousarray(v[first : first + n]) for name, v in rows.items()}
+        choice = {
+            "logits": np.ascontiguousarray(logits[first : first + n]),
+            "k": k,
+            "renormalise": int(renormalise),
+        }
+        chosen = device.run("route", choice)
+        got = device.run("routed_moe_ffn", choice | part | banks)
+        np.testing.assert_array_equal(got["ids"], chosen["ids"])
+        h.same(got["weights"], chosen["weights"])
+        if first != 2 and not (first == 0 and n > 2):
+            assert np.isfinite(got["y"]).all()
+        h.same(got["y"], device.run("moe_ffn", part | banks | chosen)["y"])
+
+
 # ---------------------------------------------------------------- sizes of a step
 
 ROWS = (1, 3, 4, 5, 8, 9, 33, 64, 65)

@@ -344,6 +344,7 @@ using Wide32 = Shape<128, 32, 2, 2, 2, 4, 2>;
 using Wide64 = Shape<128, 64, 2, 2, 2, 4, 1>;
 using Wide128 = Shape<128, 128, 2, 2, 2, 4, 1>;
 using Narrow8 = Shape<16, 8, 1, 1, 4, 11, 2>;
+using Narrower32 = Shape<32, 32, 1, 2, 4, 8, 1>;
 using Narrow32 = Shape<64, 32, 1, 2, 4, 6, 1>;
 using Narrow64 = Shape<64, 64, 1, 2, 4, 4, 1>;
 using Mix64 = Shape<128, 64, 2, 2, 2, 6, 1>;
@@ -371,6 +372,7 @@ void run_mma(const LinearArgs& args, cudaStream_t stream) {
       a.ranks *= 2;
   if (tiles * a.ranks < few) {
     if (a.rows <= 8) return launch_first<false, Narrow8>(a, stream);
+    if (a.rows <= 32) return launch_first<false, Narrower32, SmallNarrow>(a, stream);
     if (a.rows <= 64) return launch_first<false, Narrow32, SmallNarrow>(a, stream);
     return launch_first<false, Narrow64, SmallNarrow>(a, stream);
   }

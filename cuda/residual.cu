@@ -48,47 +48,46 @@ __global__ void residual_inject_kernel(float* r, const float* y, const float* s,
   r[i] = fmaf(2 * s[t * streams + stream], y[t * hidden + i % hidden], r[i]);
 }
 
-// A block per stream of a row: injects, then norms what it wrote. Threads keep up to `kept`
-// elements; longer streams are read again.
-__global__ void __launch_bounds__(norm_threads)
+// A block per stream of a row: injects, then norms what it wrote, with the bits of the two alone.
+// Threads do the work of two of the norm's, so that more streams are on their way at a time, and
+// keep up to `kept` elements; longer streams are read again.
+constexpr int inject_threads = norm_threads / 2;
+__global__ void __launch_bounds__(inject_threads)
     inject_norm_kernel(float* r, const float* y, const float* s, const float* w, float* n,
                        std::int64_t streams, int hidden, float eps) {
-  constexpr int kept = 4;
+  constexpr int kept = 8;
   const std::int64_t t = blockIdx.x / streams, stream = blockIdx.x % streams;
   float* to = r + blockIdx.x * static_cast<std::int64_t>(hidden);
   const float* gains = w + stream * hidden;
+  const auto place = [](int j) { return static_cast<int>(threadIdx.x) + j * inject_threads; };
   float gain[kept];
 #pragma unroll
-  for (int j = 0; j < kept; ++j) {
-    const int i = threadIdx.x + j * norm_threads;
-    gain[j] = i < hidden ? gains[i] : 0.0f;
-  }
+  for (int j = 0; j < kept; ++j) gain[j] = place(j) < hidden ? gains[place(j)] : 0.0f;
   begin();
   const float factor = 2 * s[t * streams + stream];
   const float* from = y + t * hidden;
-  float v[kept], squares = 0;
+  float v[kept], squares[2] = {};
+#pragma unroll
+  for (int j = 0; j < kept; ++j)
+    v[j] = place(j) < hidden ? fmaf(factor, from[place(j)], to[place(j)]) : 0.0f;
 #pragma unroll
   for (int j = 0; j < kept; ++j) {
-    const int i = threadIdx.x + j * norm_threads;
-    v[j] = i < hidden ? fmaf(factor, from[i], to[i]) : 0.0f;
-    if (i < hidden) to[i] = v[j];
-    squares = fmaf(v[j], v[j], squares);
+    if (place(j) < hidden) to[place(j)] = v[j];
+    squares[j % 2] = fmaf(v[j], v[j], squares[j % 2]);
   }
-  for (int i = threadIdx.x + kept * norm_threads; i < hidden; i += norm_threads) {
-    const float x = fmaf(factor, from[i], to[i]);
-    to[i] = x;
-    squares = fmaf(x, x, squares);
+#pragma unroll 2
+  for (int j = kept; place(j) < hidden; ++j) {
+    const float x = fmaf(factor, from[place(j)], to[place(j)]);
+    to[place(j)] = x;
+    squares[j % 2] = fmaf(x, x, squares[j % 2]);
   }
   const float scale =
-      1.0f / sqrtf(block_sum<norm_threads>(squares) / static_cast<float>(hidden) + eps);
+      1.0f / sqrtf(block_sum<inject_threads>(squares) / static_cast<float>(hidden) + eps);
   float* out = n + blockIdx.x * static_cast<std::int64_t>(hidden);
 #pragma unroll
-  for (int j = 0; j < kept; ++j) {
-    const int i = threadIdx.x + j * norm_threads;
-    if (i < hidden) out[i] = v[j] * scale * gain[j];
-  }
-  for (int i = threadIdx.x + kept * norm_threads; i < hidden; i += norm_threads)
-    out[i] = to[i] * scale * gains[i];
+  for (int j = 0; j < kept; ++j)
+    if (place(j) < hidden) out[place(j)] = v[j] * scale * gain[j];
+  for (int j = kept; place(j) < hidden; ++j) out[place(j)] = to[place(j)] * scale * gains[place(j)];
 }
 
 // 8 lanes take one element of all streams: as many weight rows, and their gated mean.
@@ -158,7 +157,7 @@ void run(const LinearMix& op, const Context& c) {
 void run(const InjectNorm& op, const Context& c) {
   const std::int64_t parts = c.rows(op.r) * c.cols(op.s);
   if (parts == 0) return;
-  launch(inject_norm_kernel, static_cast<unsigned>(parts), norm_threads, 0, c.stream, c.f32(op.r),
+  launch(inject_norm_kernel, static_cast<unsigned>(parts), inject_threads, 0, c.stream, c.f32(op.r),
          c.f32(op.y), c.f32(op.s), c.vector(op.w), c.f32(op.n), c.cols(op.s),
          static_cast<int>(c.cols(op.y)), op.eps);
 }

@@ -52,18 +52,29 @@ __device__ __forceinline__ float warp_sums(float (&v)[N]) {
   }
 }
 
-// Every thread of a block of `Threads` gets the sum.
-template <int Threads>
-__device__ __forceinline__ float block_sum(float v) {
-  __shared__ float part[Threads / 32];
-  v = warp_sum(v);
+// Every thread of a block of `Threads` gets the sum of all N values of each, with the bits of a
+// block of N * Threads whose thread i + n * Threads has v[n] of thread i.
+template <int Threads, int N>
+__device__ __forceinline__ float block_sum(float (&v)[N]) {
+  constexpr int warps = Threads / 32;
+  __shared__ float part[N * warps];
+#pragma unroll
+  for (int n = 0; n < N; ++n) v[n] = warp_sum(v[n]);
   __syncthreads();  // an earlier call may still be reading
-  if (lane_id() == 0) part[warp_id()] = v;
+  if (lane_id() == 0)
+#pragma unroll
+    for (int n = 0; n < N; ++n) part[n * warps + warp_id()] = v[n];
   __syncthreads();
   float total = 0;
 #pragma unroll
-  for (int i = 0; i < Threads / 32; ++i) total += part[i];
+  for (int i = 0; i < N * warps; ++i) total += part[i];
   return total;
+}
+
+template <int Threads>
+__device__ __forceinline__ float block_sum(float v) {
+  float one[] = {v};
+  return block_sum<Threads>(one);
 }
 
 }  // namespace imp::cuda

@@ -182,7 +182,7 @@ def decode(report: Report, _: argparse.Namespace) -> bool:
     """Decode of the full shape with everything in device memory; dense weights of 8 bits too."""
     script = [sys.executable, str(ROOT / "tools" / "gpu_decode.py")]
     runs = {
-        "decode": ["--batch", "1,8,32,64,128", "--kernels", "24"],
+        "decode": ["--batch", "1,8,16,32,64,128", "--kernels", "24"],
         "decode_q8": ["--synthetic", "flash-next:dense=q8_0", "--batch", "1,8"],
         "invariant": ["--batch", "1", "--batch-invariant"],
     }

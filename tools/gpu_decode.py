@@ -1,6 +1,6 @@
 """Decode speed of a model of random weights on CUDA, by batch size, with the time of each kernel.
 
-    python tools/gpu_decode.py [--synthetic flash-next] [--batch 1,8,32,64,128] [--context 4096]
+    python tools/gpu_decode.py [--synthetic flash-next] [--batch 1,8,16,32,64,128] [--context 4096]
 
 The sequences of a batch are forks of one prompt, so their cache pages are shared, and each goes on
 with its own tokens. GPU time is from the first kernel of a step that samples tokens to the end of
@@ -14,6 +14,7 @@ import re
 import statistics
 import time
 from collections import defaultdict
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from imp_runtime.model import Model
 from imp_runtime.placement import Limits, vram_in_use
 from imp_runtime.sampling import SamplingParams
 from imp_runtime.session import Session
-from imp_runtime.stats import counter
+from imp_runtime.stats import ExpertCounts, counter
 from imp_runtime.units import gib, parse_bytes
 
 WARM_UP, STEPS, TRACED = 3, 8, 4
@@ -76,6 +77,25 @@ def wall_time(batch: Batch, count: int, steps: int, params: SamplingParams | Non
     for _ in range(steps):
         batch.step(count, params)
     return (time.perf_counter() - begin) / steps
+
+
+@dataclass
+class Times:
+    """Seconds of a step that ends with greedy tokens (each run), sampled ones or logits."""
+
+    greedy: list[float]
+    sampled: float
+    logits: float
+    memory: str
+    experts: ExpertCounts | None  # of the steps with logits
+
+
+def wall_times(batch: Batch, count: int, steps: int, repeat: int) -> Times:
+    greedy = [wall_time(batch, count, steps, SamplingParams(temperature=0)) for _ in range(repeat)]
+    sampled = wall_time(batch, count, steps, SamplingParams())
+    experts = counter(batch.session.expert_stats)
+    logits = wall_time(batch, count, steps, None)
+    return Times(greedy, sampled, logits, memory_line(batch.session), experts())
 
 
 def kernel_name(name: str) -> str:
@@ -134,10 +154,58 @@ def memory_line(session: Session) -> str:
     return f"{line}, {gib(plan.vram_bytes)} planned, limit {gib(plan.vram_limit)}{over}"
 
 
+def report(
+    count: int,
+    times: Times,
+    gpu: float,
+    nodes: int,
+    own: dict[str, tuple[float, int]],
+    args: argparse.Namespace,
+    slots: int,
+) -> None:
+    """Prints what was measured of a batch size."""
+    distinct = 512 * (1 - (1 - 10 / 512) ** count)
+    read = {
+        "dense maps": DENSE_BYTES - STREAM_BYTES,
+        "residual streams": STREAM_BYTES,
+        "experts": LAYERS * EXPERT_BYTES * distinct,
+        "delta net": count * SEQUENCE_BYTES,
+    }
+    size = sum(read.values())
+    greedy = statistics.median(times.greedy)
+    print(
+        f"batch {count}: GPU {gpu * 1e3:.3f} ms = {count / gpu:.0f} tok/s, "
+        f"{size / gpu * 1e-12:.2f} TB/s, {nodes} kernels; "
+        f"with logits on the host {times.logits * 1e3:.2f} ms = {count / times.logits:.0f} tok/s, "
+        f"greedy tokens {greedy * 1e3:.2f} ms = {count / greedy:.0f} tok/s, "
+        f"sampled {times.sampled * 1e3:.2f} ms = {count / times.sampled:.0f} tok/s"
+    )
+    print(f"    {times.memory}")
+    print(f"    {by_part(own, read if args.synthetic == 'flash-next' else {})}")
+    if args.repeat > 1:
+        print(
+            f"    greedy tokens, {args.repeat} runs of {args.tokens}: "
+            f"{count / max(times.greedy):.1f} to {count / min(times.greedy):.1f} tok/s, "
+            f"median {count / greedy:.1f}"
+        )
+    if (found := times.experts) is not None:
+        steps = WARM_UP + args.tokens
+        print(
+            f"    routing {args.routing}, {args.policy}, {slots} slots: hit rate "
+            f"{found.hit_rate:.4f}, {found.misses / steps:.1f} experts = "
+            f"{found.miss_bytes / steps * 1e-6:.1f} MB in "
+            f"{found.fetch_seconds / steps * 1e3:.2f} ms over the bus a step = "
+            f"{found.miss_bytes / max(1e-9, found.fetch_seconds) * 1e-9:.1f} GB/s"
+        )
+    top = sorted(own.items(), key=lambda item: -item[1][0])[: args.kernels]
+    for name, (seconds, calls) in top:
+        print(f"    {name:<26} {seconds * 1e6:9.1f} us  {calls:4d} calls", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--synthetic", default="flash-next")
-    parser.add_argument("--batch", default="1,8,32,64,128")
+    parser.add_argument("--batch", default="1,8,16,32,64,128")
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--batch-invariant", action="store_true")
     parser.add_argument("--kernels", type=int, default=14, help="lines of the breakdown")
@@ -178,52 +246,11 @@ def main() -> None:
             f"{memory_line(session)}",
             flush=True,
         )
+        # The profiler makes later launches of graphs slower: it comes when all times are taken.
+        times = {count: wall_times(batch, count, args.tokens, args.repeat) for count in counts}
         for count in counts:
-            runs = [
-                wall_time(batch, count, args.tokens, SamplingParams(temperature=0))
-                for _ in range(args.repeat)
-            ]
-            greedy = statistics.median(runs)
-            sampled = wall_time(batch, count, args.tokens, SamplingParams())
-            experts = counter(session.expert_stats)
-            wall = wall_time(batch, count, args.tokens, None)
-            found, steps = experts(), WARM_UP + args.tokens
-            memory = memory_line(session)
             gpu, nodes, own = traced(batch, count)
-            distinct = 512 * (1 - (1 - 10 / 512) ** count)
-            read = {
-                "dense maps": DENSE_BYTES - STREAM_BYTES,
-                "residual streams": STREAM_BYTES,
-                "experts": LAYERS * EXPERT_BYTES * distinct,
-                "delta net": count * SEQUENCE_BYTES,
-            }
-            size = sum(read.values())
-            print(
-                f"batch {count}: GPU {gpu * 1e3:.3f} ms = {count / gpu:.0f} tok/s, "
-                f"{size / gpu * 1e-12:.2f} TB/s, {nodes} kernels; "
-                f"with logits on the host {wall * 1e3:.2f} ms = {count / wall:.0f} tok/s, "
-                f"greedy tokens {greedy * 1e3:.2f} ms = {count / greedy:.0f} tok/s, "
-                f"sampled {sampled * 1e3:.2f} ms = {count / sampled:.0f} tok/s"
-            )
-            print(f"    {memory}")
-            print(f"    {by_part(own, read if args.synthetic == 'flash-next' else {})}")
-            if args.repeat > 1:
-                print(
-                    f"    greedy tokens, {args.repeat} runs of {args.tokens}: "
-                    f"{count / max(runs):.1f} to {count / min(runs):.1f} tok/s, "
-                    f"median {count / greedy:.1f}"
-                )
-            if found is not None:
-                print(
-                    f"    routing {args.routing}, {args.policy}, {slots} slots: hit rate "
-                    f"{found.hit_rate:.4f}, {found.misses / steps:.1f} experts = "
-                    f"{found.miss_bytes / steps * 1e-6:.1f} MB in "
-                    f"{found.fetch_seconds / steps * 1e3:.2f} ms over the bus a step = "
-                    f"{found.miss_bytes / max(1e-9, found.fetch_seconds) * 1e-9:.1f} GB/s"
-                )
-            top = sorted(own.items(), key=lambda item: -item[1][0])[: args.kernels]
-            for name, (seconds, calls) in top:
-                print(f"    {name:<26} {seconds * 1e6:9.1f} us  {calls:4d} calls", flush=True)
+            report(count, times[count], gpu, nodes, own, args, slots)
 
 
 if __name__ == "__main__":

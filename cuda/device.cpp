@@ -5,6 +5,7 @@
 
 #include <iomanip>
 #include <sstream>
+#include <string_view>
 
 #include "cpp/core/error.h"
 #include "cpp/runtime/backend.h"
@@ -91,7 +92,10 @@ const Limits& limits() {
           "cudaDeviceGetAttribute");
     check(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
           "cudaDeviceGetAttribute");
-    return Limits{code_version(), processors, static_cast<std::size_t>(shared)};
+    const int code = code_version();
+    const bool groups =
+        code == 90 && std::string_view(architectures()).find("sm_90a") != std::string_view::npos;
+    return Limits{code, processors, static_cast<std::size_t>(shared), groups};
   }();
   return known;
 }

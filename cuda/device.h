@@ -42,6 +42,7 @@ struct Limits {
   int code = 0;  // code_version()
   int processors = 0;
   std::size_t block_shared = 0;  // bytes of shared memory that a block may ask for
+  bool group_products = false;   // of warp groups (common/wgmma.cuh): code for sm_90a
 };
 const Limits& limits();
 

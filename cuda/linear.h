@@ -54,10 +54,19 @@ struct MixArgs {
 };
 void run_mma(const MixArgs&, cudaStream_t);
 
-// Defined in linear_large.cu: maps of so many rows and more that cuBLASLt takes, where there is
-// one. They return what is left over, and whether they took the map.
+// Defined in linear_large.cu: maps of so many rows and more that have kernels for them or that
+// cuBLASLt takes, where there is one. They return what is left over, and whether they took the map.
 inline constexpr std::int64_t least_large_rows = most_skinny_rows + 1;
 LinearArgs run_large(const LinearArgs&, const Context&);
 bool run_large(const MixArgs&, const Context&);
+
+// Defined in linear_wgmma.cu: many outputs of up to so many rows, where the device has products of
+// warp groups. `halves`: hi of all rows, then lo [2, rows, cols]. Maps of one call are those whose
+// weights lie one after the other.
+inline constexpr int most_wgmma_rows = 128;
+bool has_wgmma(std::int64_t outputs, std::int64_t rows);
+bool has_wgmma(const MixArgs&);
+void run_wgmma(const LinearArgs&, const std::byte* halves, cudaStream_t);
+void run_wgmma(const MixArgs&, const std::byte* halves, cudaStream_t);
 
 }  // namespace imp::cuda

@@ -1,13 +1,14 @@
-// Large BF16 maps of many activation rows, by cuBLASLt: what own kernels would take longer for.
-// fp32 activations become the two bf16 (hi, lo) that they are the sum of, one below the other, so
-// that a product reads its weights once; its halves are added where alpha and activation are
-// applied. Rows and outputs are taken in pieces that the second cache holds.
+// Large BF16 maps of many activation rows. fp32 activations become the two bf16 (hi, lo) that they
+// are the sum of, one below the other, so that a product reads its weights once. Products are those
+// of linear_wgmma.cu or else cuBLASLt's, for whose halves rows and outputs are taken in pieces that
+// the second cache holds; they are added where alpha and activation are applied.
 #include <algorithm>
 
 #include "cuda/check.h"
 #include "cuda/common/math.cuh"
 #include "cuda/common/mma.cuh"
 #include "cuda/cublas_lt.h"
+#include "cuda/device.h"
 #include "cuda/launch.h"
 #include "cuda/linear.h"
 
@@ -21,8 +22,8 @@ constexpr std::int64_t halves_bytes = std::int64_t{20} << 20;
 constexpr std::int64_t product_bytes = std::int64_t{33} << 20;
 constexpr std::int64_t piece_outputs = 128;  // pieces of outputs are so many, but the last
 
-bool is_large(std::int64_t outputs, std::int64_t rows) {
-  return rows >= least_large_rows && outputs * rows >= least_results;
+bool takes_cublas(std::int64_t outputs, std::int64_t rows, const Context& c) {
+  return c.cublas != nullptr && rows >= least_large_rows && outputs * rows >= least_results;
 }
 
 // x [elements] to the hi of all elements, then their lo.
@@ -139,7 +140,8 @@ class Large {
     launch(split_kernel, blocks_for(quads), block_threads, 0, c_.stream,
            reinterpret_cast<const float4*>(x), reinterpret_cast<uint2*>(c_.scratch), quads);
   }
-  // Of the rows that were split.
+  const std::byte* halves() const { return c_.scratch; }
+  // Of the rows that were split, by cuBLASLt.
   Halves multiply(const std::byte* w, std::int64_t outputs) const {
     auto* sums = reinterpret_cast<float*>(c_.scratch + halves_bytes);
     c_.cublas->run(
@@ -154,9 +156,7 @@ class Large {
 };
 
 // Maps whose weights lie one after the other: one product.
-struct Group {
-  int n_parts = 0;
-  LinearPart parts[max_linear_parts];
+struct Group : LinearArgs {
   std::int64_t outputs = 0;
 
   bool continues(const LinearPart& p) const {
@@ -171,25 +171,27 @@ struct Group {
 
 }  // namespace
 
-std::size_t large_scratch_bytes(std::int64_t rows) {
-  return rows < least_large_rows ? 0 : halves_bytes + product_bytes + CublasLt::workspace_bytes;
+std::size_t large_scratch_bytes(std::int64_t rows, bool cublas) {
+  if (rows < least_large_rows || !(cublas || limits().group_products)) return 0;
+  return halves_bytes + (cublas ? product_bytes + CublasLt::workspace_bytes : 0);
 }
 
 LinearArgs run_large(const LinearArgs& args, const Context& c) {
-  if (c.cublas == nullptr || args.rows < least_large_rows || args.n_parts == 0) return args;
+  if (c.batch_invariant || args.rows < least_large_rows || args.n_parts == 0) return args;
   const std::int64_t cols = args.parts[0].w.cols;
+  const LinearArgs none{args.x, args.rows, 0, 0, {}};
   Group groups[max_linear_parts];
   int n_groups = 0;
   for (int i = 0; i < args.n_parts; ++i) {
     const LinearPart& p = args.parts[i];
-    if (n_groups == 0 || !groups[n_groups - 1].continues(p)) ++n_groups;
+    if (n_groups == 0 || !groups[n_groups - 1].continues(p)) groups[n_groups++] = {none};
     groups[n_groups - 1].add(p);
   }
-  LinearArgs rest{args.x, args.rows, 0, 0, {}};
+  LinearArgs rest = none;
   int n_large = 0;
   for (int g = 0; g < n_groups; ++g) {
     const Group group = groups[g];
-    if (is_large(group.outputs, args.rows)) {
+    if (has_wgmma(group.outputs, args.rows) || takes_cublas(group.outputs, args.rows, c)) {
       groups[n_large++] = group;
     } else {
       for (int i = 0; i < group.n_parts; ++i) rest.parts[rest.n_parts++] = group.parts[i];
@@ -197,23 +199,31 @@ LinearArgs run_large(const LinearArgs& args, const Context& c) {
   }
   if (n_large == 0) return args;
   Large large(c);
+  const auto by_cublas = [&](const Group& group, std::int64_t row0, std::int64_t rows) {
+    JoinArgs join{{}, row0, 0, 0, group.n_parts, {}};
+    std::copy_n(group.parts, group.n_parts, join.parts);
+    each_piece(group.outputs, Large::most_outputs(rows), piece_outputs,
+               [&](std::int64_t first, std::int64_t count) {
+                 const Matrix& w = group.parts[0].w;
+                 join.halves = large.multiply(w.data + first * w.row_bytes, count);
+                 join.first = first;
+                 join.count = count;
+                 const dim3 grid(static_cast<unsigned>(div_up(count, join_outputs * block_threads)),
+                                 static_cast<unsigned>(rows));
+                 launch(join_kernel, grid, block_threads, 0, c.stream, join);
+               });
+  };
   each_piece(args.rows, Large::most_rows(cols), 1, [&](std::int64_t row0, std::int64_t rows) {
     large.split(args.x + row0 * cols, rows, cols);
     for (int g = 0; g < n_large; ++g) {
-      const Group& group = groups[g];
-      JoinArgs join{{}, row0, 0, 0, group.n_parts, {}};
-      std::copy_n(group.parts, group.n_parts, join.parts);
-      each_piece(group.outputs, Large::most_outputs(rows), piece_outputs,
-                 [&](std::int64_t first, std::int64_t count) {
-                   const Matrix& w = group.parts[0].w;
-                   join.halves = large.multiply(w.data + first * w.row_bytes, count);
-                   join.first = first;
-                   join.count = count;
-                   const dim3 grid(
-                       static_cast<unsigned>(div_up(count, join_outputs * block_threads)),
-                       static_cast<unsigned>(rows));
-                   launch(join_kernel, grid, block_threads, 0, c.stream, join);
-                 });
+      if (!has_wgmma(groups[g].outputs, args.rows)) {
+        by_cublas(groups[g], row0, rows);
+        continue;
+      }
+      LinearArgs piece = groups[g];
+      piece.rows = rows;
+      for (LinearPart& p : piece.parts) p.y += row0 * p.w.rows;
+      run_wgmma(piece, large.halves(), c.stream);
     }
   });
   return rest;
@@ -221,8 +231,15 @@ LinearArgs run_large(const LinearArgs& args, const Context& c) {
 
 bool run_large(const MixArgs& m, const Context& c) {
   const std::int64_t outputs = m.w.rows, cols = m.w.cols;
-  if (c.cublas == nullptr || !is_large(outputs, m.rows)) return false;
+  if (c.batch_invariant || m.rows < least_large_rows) return false;
+  const bool own = has_wgmma(m) && m.rows <= Large::most_rows(cols);
+  if (!own && !takes_cublas(outputs, m.rows, c)) return false;
   Large large(c);
+  if (own) {
+    large.split(m.low, m.rows, cols);
+    run_wgmma(m, large.halves(), c.stream);
+    return true;
+  }
   const std::int64_t most =
       std::min(Large::most_rows(cols), product_bytes / (8 * CublasLt::pitch(outputs)));
   each_piece(m.rows, most, 1, [&](std::int64_t row0, std::int64_t rows) {

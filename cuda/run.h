@@ -48,6 +48,6 @@ std::size_t scratch_bytes(const IndexSelect&, std::int64_t rows, std::int64_t co
 std::size_t scratch_bytes(const Attend&, std::int64_t rows);
 std::size_t scratch_bytes(const ExpertFfn&, std::int64_t slots);
 std::size_t scratch_bytes(const Sample&, std::int64_t rows, std::int64_t vocab);
-std::size_t large_scratch_bytes(std::int64_t rows);  // of a linear map, with cuBLASLt
+std::size_t large_scratch_bytes(std::int64_t rows, bool cublas);  // of a linear map
 
 }  // namespace imp::cuda

@@ -29,7 +29,7 @@ struct Needs {
   std::size_t operator()(const Other&) const {
     return 0;
   }
-  std::size_t map(Tensor x) const { return cublas ? large_scratch_bytes(g.info(x).rows) : 0; }
+  std::size_t map(Tensor x) const { return large_scratch_bytes(g.info(x).rows, cublas); }
 };
 
 }  // namespace

@@ -106,7 +106,8 @@ struct CudaOptions {
   // Kernels that read experts run beside the gather of those that the cache misses, not after it.
   bool overlap_gathers = true;
   bool poison = false;  // fill slots with NaN before experts come into them, for tests
-  // Large maps of BF16 weights go to cuBLASLt where it is found, unless batch_invariant.
+  // Large maps of BF16 weights without kernels of their own go to cuBLASLt where it is found, unless
+  // batch_invariant.
   bool cublas_lt = true;
 };
 // A model's weights on the device, for all backends that are made with it: uploaded once, freed

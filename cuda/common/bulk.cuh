@@ -2,6 +2,8 @@
 // whole rows, and what is in flight needs no registers. Older code than 9.0 never calls them.
 #pragma once
 
+#include <cuda.h>
+
 #include <cstddef>
 #include <cstdint>
 
@@ -54,6 +56,23 @@ __device__ __forceinline__ void await_phase(Barrier* b, std::uint32_t phase) {
 #endif
 }
 
+// Stages in shared memory that are filled and used in turn.
+class Ring {
+ public:
+  __device__ __forceinline__ explicit Ring(int size, int at = 0) : size_(size) { advance(at); }
+  __device__ __forceinline__ int at() const { return at_; }
+  __device__ __forceinline__ std::uint32_t phase() const { return phase_; }
+  // Of the users' end before it is filled again; the first time there was none.
+  __device__ __forceinline__ std::uint32_t free_phase() const { return phase_ ^ 1; }
+  __device__ __forceinline__ void advance(int n = 1) {
+    for (at_ += n; at_ >= size_; at_ -= size_) phase_ ^= 1;
+  }
+
+ private:
+  int size_, at_ = 0;
+  std::uint32_t phase_ = 0;
+};
+
 // Addresses and size are multiples of 16.
 __device__ __forceinline__ void bulk_copy(void* to, const void* from, std::uint32_t bytes,
                                           Barrier* b) {
@@ -63,6 +82,31 @@ __device__ __forceinline__ void bulk_copy(void* to, const void* from, std::uint3
           "r"(shared_address(to)),
       "l"(from), "r"(bytes), "r"(shared_address(b))
       : "memory");
+#endif
+}
+
+// The box of a tensor of up to three dimensions that begins at column c, row r, plane p; what is
+// outside of the tensor arrives as zeros. `Once`: the second cache need not keep it.
+template <bool Once>
+__device__ __forceinline__ void tensor_copy(void* to, const CUtensorMap& from, int c, int r, int p,
+                                            Barrier* b) {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (Once)
+    asm volatile(
+        "{\n"
+        ".reg .b64 first;\n"
+        "createpolicy.fractional.L2::evict_first.b64 first, 1.0;\n"
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        ".L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], first;\n"
+        "}" ::"r"(shared_address(to)),
+        "l"(&from), "r"(c), "r"(r), "r"(p), "r"(shared_address(b))
+        : "memory");
+  else
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(shared_address(to)),
+        "l"(&from), "r"(c), "r"(r), "r"(p), "r"(shared_address(b))
+        : "memory");
 #endif
 }
 

@@ -119,24 +119,7 @@ __device__ __forceinline__ void join(float (&acc)[4]) {
   for (int i = 0; i < 4; ++i) acc[i] += __shfl_xor_sync(all_lanes, acc[i], 2);
 }
 
-// ---------------------------------------------------------------- rings
-
-// Stages in shared memory that are filled and used in turn.
-class Ring {
- public:
-  __device__ __forceinline__ explicit Ring(int size, int at = 0) : size_(size) { advance(at); }
-  __device__ __forceinline__ int at() const { return at_; }
-  __device__ __forceinline__ std::uint32_t phase() const { return phase_; }
-  // Of the users' end before it is filled again; the first time there was none.
-  __device__ __forceinline__ std::uint32_t free_phase() const { return phase_ ^ 1; }
-  __device__ __forceinline__ void advance(int n = 1) {
-    for (at_ += n; at_ >= size_; at_ -= size_) phase_ ^= 1;
-  }
-
- private:
-  int size_, at_ = 0;
-  std::uint32_t phase_ = 0;
-};
+// ---------------------------------------------------------------- barriers
 
 // One arrival of a warp, of all that its lanes did.
 __device__ __forceinline__ void warp_arrive(Barrier* b) {

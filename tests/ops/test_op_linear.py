@@ -116,8 +116,8 @@ def test_tiles_of_tensor_cores(cuda: h.Device, n: int, cols: int) -> None:
 @pytest.mark.parametrize(
     ("rows", "n", "cols", "large"),
     [
-        (16, 9000, 264, False),  # too few rows
-        (17, 9000, 264, True),
+        (16, 5200, 264, False),  # too few rows
+        (17, 5200, 264, True),
         (32, 2559, 64, False),  # rows * outputs from 81920 on
         (32, 2560, 64, True),
         (257, 17000, 64, True),  # outputs in pieces
@@ -138,6 +138,29 @@ def test_large_maps(cuda: h.Device, rows: int, n: int, cols: int, large: bool) -
         h.close(y, 2 * h.f64(x) @ values.T, SPLIT_TOLERANCE)
     h.same(cuda.run("linear", args)["y"], got)
     assert (got.tobytes() != own.tobytes()) == (large and _core.cublas_lt()[0])
+
+
+@pytest.mark.parametrize("cuda", [d for d in h.DEVICES if d.backend == "cuda"], ids=str)
+@pytest.mark.parametrize(
+    ("heights", "cols", "act"),
+    [((8449,), 328, "none"), ((8400, 64, 200, 1), 640, "silu"), ((17001,), 72, "sigmoid")],
+)
+def test_wide_maps(cuda: h.Device, heights: tuple[int, ...], cols: int, act: str) -> None:
+    """Up to 128 rows by products of warp groups where the device has them: tiles and stages that
+    end early, several maps in a tile, more tiles than multiprocessors."""
+    if cuda.missing():
+        pytest.skip(cuda.missing())
+    rng = np.random.RandomState(cols)
+    x = h.normal(rng, 129, cols)
+    made = [h.weight(rng, "BF16", n, cols, 0.2) for n in heights]
+    parts = {f"w{i}": w for i, (w, _) in enumerate(made)}
+    for rows in (17, 24, 32, 33, 64, 65, 100, 127, 128, 129):
+        args = parts | {"x": x[:rows], "alpha": 0.25, "act": act, "n": len(made)}
+        got, again = (cuda.run("linears", args) for _ in range(2))
+        for i, (_, values) in enumerate(made):
+            want = ACTS[act](0.25 * h.f64(x[:rows]) @ values.T)
+            h.close(got[f"y{i}"], want, SPLIT_TOLERANCE)
+            h.same(again[f"y{i}"], got[f"y{i}"])
 
 
 @pytest.mark.parametrize("cuda", [d for d in h.DEVICES if d.backend == "cuda"], ids=str)

@@ -85,6 +85,8 @@ def test_linear_mix(device: h.Device, kind: str) -> None:
     sizes = [(4, 1, 40, 64), (4, 2, 33, 320), (4, 9, 640, 96), (4, 16, 16, 32), (4, 17, 50, 352)]
     sizes += [(4, 64, 65, 64), (4, 130, 40, 320), (2, 3, 24, 32)]
     sizes += [(4, 20, 1100, 64), (4, 270, 4096, 32)]  # large maps on CUDA, whole and in pieces
+    sizes += [(4, rows, 2116, 96) for rows in (17, 32, 33, 64, 65)]  # ... of warp groups
+    sizes += [(4, 33, 2117, 96)]
     for streams, rows, n, low in sizes:
         w, values = h.weight(rng, kind, streams * n, low, 0.5)
         narrow, norm = h.normal(rng, rows, low), h.normal(rng, rows, streams * n)

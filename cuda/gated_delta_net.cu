@@ -13,7 +13,7 @@
 namespace imp::cuda {
 namespace {
 
-using delta_net::dim, delta_net::taps, delta_net::group, delta_net::state_align;
+using delta_net::dim, delta_net::taps, delta_net::group;
 constexpr int cluster_blocks = 8, block_columns = dim / cluster_blocks;
 constexpr int head_warps = block_columns / delta_columns, threads = 32 * head_warps * group;
 constexpr int quads = dim / 16, state_floats = 4 * quads;
@@ -47,11 +47,7 @@ __global__ void __launch_bounds__(threads, 3)
   Channel head[each], value;
 #pragma unroll
   for (int i = 0; i < each; ++i)
-    if (place(i) < 2 * dim) {
-      head[i].load_weights(a, channel_of(i));
-      head[i].load_past(a, tail, channel_of(i));
-    }
-  value.load_weights(a, value_channel);
+    if (place(i) < 2 * dim) head[i].load_past(a, tail, channel_of(i));
   value.load_past(a, tail, value_channel);
   const float rate = a.a[u], dt = a.dt[u], gain = a.norm[column];
 
@@ -100,12 +96,12 @@ void gated_delta_cluster(const NetArgs& a, std::int64_t chunks, cudaStream_t str
   launch_clusters(gated_delta_net_kernel, grid, threads, cluster_blocks, 0, stream, a);
 }
 
-constexpr std::int64_t least_streamed = 8;  // fewer leave multiprocessors without a key head
+constexpr std::int64_t least_ring_sequences = 8;  // fewer leave multiprocessors without a key head
+constexpr std::int64_t most_cluster_sequences = 16;  // the three ops move more states faster
 
 bool takes(const GatedDeltaNet& op, const Context& c) {
   return c.one_row_chunks && op.key_dim == dim && op.value_dim == dim && op.kernel == taps &&
-         op.value_heads == group * op.key_heads && op.delta_state % state_align == 0 &&
-         c.step.state_stride % state_align == 0 && overlaps_launches();
+         op.value_heads == group * op.key_heads && overlaps_launches();
 }
 
 }  // namespace
@@ -130,8 +126,10 @@ void run(const GatedDeltaNet& op, const Context& c) {
                     static_cast<int>(op.value_heads),
                     op.eps,
                     op.act};
-    if (c.most_chunks < least_streamed) return gated_delta_cluster(a, c.most_chunks, c.stream);
-    return gated_delta_stream(a, c.most_chunks, c.stream);
+    if (c.most_chunks >= least_ring_sequences && has_gated_delta_ring(a))
+      return gated_delta_ring(a, c.most_chunks, c.stream);
+    if (c.most_chunks <= most_cluster_sequences)
+      return gated_delta_cluster(a, c.most_chunks, c.stream);
   }
   run(op.conv_op(), c);
   run(op.delta_op(), c);

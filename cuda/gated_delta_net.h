@@ -12,7 +12,6 @@ namespace imp::cuda {
 namespace delta_net {
 inline constexpr int dim = 128, taps = 4;  // of a head, of the convolution
 inline constexpr int group = 3;            // value heads on a key head
-inline constexpr int state_align = 2;      // states begin at a multiple of so many floats
 }  // namespace delta_net
 
 struct NetArgs {
@@ -31,11 +30,9 @@ struct NetArgs {
 // One channel of the convolution over a chunk of one row.
 struct Channel {
   float w[delta_net::taps], past[delta_net::taps - 1], x;
-  __device__ void load_weights(const NetArgs& a, std::int64_t channel) {
+  __device__ void load_past(const NetArgs& a, const float* tail, std::int64_t channel) {
 #pragma unroll
     for (int j = 0; j < delta_net::taps; ++j) w[j] = a.conv[j * a.channels + channel];
-  }
-  __device__ void load_past(const NetArgs& a, const float* tail, std::int64_t channel) {
 #pragma unroll
     for (int j = 0; j < delta_net::taps - 1; ++j) past[j] = tail[j * a.channels + channel];
   }
@@ -54,7 +51,9 @@ struct Channel {
 
 #endif
 
-// Streams the states of many sequences through registers; for chunks of one row.
-void gated_delta_stream(const NetArgs&, std::int64_t chunks, cudaStream_t);
+// Streams the states of many sequences through shared memory; for chunks of one row. Whether the
+// device has the memory, and states lie where bulk copies reach them.
+bool has_gated_delta_ring(const NetArgs&);
+void gated_delta_ring(const NetArgs&, std::int64_t chunks, cudaStream_t);
 
 }  // namespace imp::cuda

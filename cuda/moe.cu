@@ -1,7 +1,5 @@
 // The chosen experts and their weighted sum in rank order. NVFP4 goes to moe_mma.cu and moe_sum.cu;
 // here is what any format can take.
-#include <utility>
-
 #include "cuda/check.h"
 #include "cuda/common/matvec.cuh"
 #include "cuda/expert_cache.h"
@@ -160,9 +158,10 @@ void group(FfnArgs& a, std::int64_t rows, const Context& c) {
   group_slots(a.ids, a.slots, a.gate.experts, a.groups, c.stream);
 }
 
-// Calls f for ranges of experts that are here while it runs, or on their way.
+// Calls f for ranges of experts that are here while it runs, or on their way. `route`: see
+// resolve_experts().
 template <class F>
-void each_wave(FfnArgs& a, const Context& c, F f) {
+void each_wave(FfnArgs& a, const RouteArgs& route, const Context& c, F f) {
   const Experts& e = a.gate;
   const auto experts = static_cast<std::int32_t>(e.experts);
   const std::int32_t size = one_wave(a) ? experts : static_cast<std::int32_t>(e.wave);
@@ -170,8 +169,7 @@ void each_wave(FfnArgs& a, const Context& c, F f) {
     a.high = std::min(experts, a.low + size);
     if (e.cache != nullptr) {
       const bool first = e.layer == 0 && a.low == 0;
-      resolve_experts(*e.cache, e.layer, a.ids, a.slots, a.low, a.high, first,
-                      std::exchange(a.route, {}), c.stream);
+      resolve_experts(*e.cache, e.layer, a.ids, a.slots, a.low, a.high, first, route, c.stream);
       gather_experts(*e.cache, e.layer, c.stream);
     }
     f();
@@ -181,7 +179,7 @@ void each_wave(FfnArgs& a, const Context& c, F f) {
 // y of every slot.
 void run_slots(FfnArgs a, std::int64_t rows, const Context& c) {
   group(a, rows, c);
-  each_wave(a, c, [&] {
+  each_wave(a, {}, c, [&] {
     if (has_mma(a)) return run_mma(a, c.stream);
     launch_ffn<true>(a, c.stream);
     launch_ffn<false>(a, c.stream);
@@ -232,19 +230,19 @@ void run(const MoeFfn& op, const Context& c) {
     a.shared_hidden = c.f32(op.shared_hidden);
     a.shared_elements = rows * c.cols(op.shared_hidden);
   }
-  const bool one = sum && one_wave(a);
-  // One token's experts are chosen by the kernel that needs them first.
-  const bool routed = op.logits && !(one && rows == 1);
-  if (routed) run(op.route(), c);
-  if (!one) {
+  const bool at_once = sum && one_wave(a);
+  // A cache chooses a single token's experts itself.
+  const bool cache_chooses = op.logits && at_once && rows == 1 && a.gathers;
+  if (op.logits && !cache_chooses) run(op.route(), c);
+  if (!at_once) {
     run_slots(a, rows, c);
     if (!has_mma(a)) run(op.swiglu(), c);
     sum ? run_matvec(op.down_linear(), c) : run(op.down_linear(), c);
     return run(op.combine(), c);
   }
   group(a, rows, c);
-  if (op.logits && !routed) a.route = route_args(op.route(), c);
-  each_wave(a, c, [&] { run_sum_mma(a, s, c.stream); });
+  const RouteArgs route = cache_chooses ? route_args(op.route(), c) : RouteArgs{};
+  each_wave(a, route, c, [&] { run_sum_mma(a, s, c.stream); });
 }
 
 void run(const Combine& op, const Context& c) {

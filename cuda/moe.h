@@ -8,7 +8,6 @@
 
 #include "cuda/common/math.cuh"
 #include "cuda/context.h"
-#include "cuda/route.h"
 
 namespace imp::cuda {
 
@@ -38,7 +37,6 @@ struct FfnArgs {
   Experts gate, up, down;
   const float* x;           // [T, hidden]
   const std::int32_t* ids;  // [slots]
-  RouteArgs route;          // with logits: of the one token, whose ids and weights up writes
   std::int64_t slots;
   Groups groups;  // of tiles; unused if every slot is a tile of its own
   int tiles;      // at most
@@ -55,8 +53,8 @@ struct FfnArgs {
   std::int64_t shared_down_bytes;
 
 #ifdef __CUDACC__
-  __device__ __forceinline__ Tile tile(int i, const std::int32_t* of_slots) const {
-    return grouped ? groups.tiles[i] : Tile{of_slots[i], i, 1};
+  __device__ __forceinline__ Tile tile(int i) const {
+    return grouped ? groups.tiles[i] : Tile{ids[i], i, 1};
   }
 #endif
 };
@@ -93,11 +91,11 @@ struct Work {
   // False if there is no such tile, or not in this call.
   __device__ __forceinline__ bool find(const FfnArgs& a, int i) {
     if (a.grouped && i >= *a.groups.n_tiles) return false;
-    take(a, i, a.ids);
+    take(a, i);
     return tile.expert >= a.low && tile.expert < a.high;
   }
-  __device__ __forceinline__ void take(const FfnArgs& a, int i, const std::int32_t* ids) {
-    tile = a.tile(i, ids);
+  __device__ __forceinline__ void take(const FfnArgs& a, int i) {
+    tile = a.tile(i);
     slots = a.grouped ? a.groups.slots + tile.first : nullptr;
   }
   __device__ __forceinline__ int slot(int i) const {

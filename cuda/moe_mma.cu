@@ -3,7 +3,6 @@
 
 #include "cuda/common/expert_tiles.cuh"
 #include "cuda/common/math.cuh"
-#include "cuda/common/route.cuh"
 #include "cuda/device.h"
 #include "cuda/launch.h"
 #include "cuda/moe.h"
@@ -130,12 +129,12 @@ __device__ void prefetch_share(const std::byte* p, std::int64_t bytes, int i, in
 
 // This block's share of what the sum will read: the memory would rest from the last weights here to
 // the first there.
-__device__ void prefetch_down(const FfnArgs& a, const std::int32_t* ids) {
+__device__ void prefetch_down(const FfnArgs& a) {
   const int block = static_cast<int>(blockIdx.x);
   const int of_tile = static_cast<int>(gridDim.x) / a.tiles, tile = block / of_tile;
   if (tile >= a.tiles) return;
   const Experts& b = a.down;
-  const int e = ids[tile];
+  const int e = a.ids[tile];
   if (b.places != nullptr && b.places[e].miss >= 0) return;  // still on its way
   const std::int64_t at = b.place(e);
   prefetch_share(b.expert.data + at * b.bytes, b.expert.rows * b.expert.row_bytes, block % of_tile,
@@ -145,8 +144,7 @@ __device__ void prefetch_down(const FfnArgs& a, const std::int32_t* ids) {
 }
 
 template <bool Up>
-__device__ __forceinline__ void copy_weights(const FfnArgs& a, const std::int32_t* ids,
-                                             const Share& share, const Stages& s,
+__device__ __forceinline__ void copy_weights(const FfnArgs& a, const Share& share, const Stages& s,
                                              const TilesMemory<Up>& m, int n_tiles) {
   using U = Unit<Up>;
   // Row groups of down adjoin, so that a stage of whole rows is one copy.
@@ -161,7 +159,7 @@ __device__ __forceinline__ void copy_weights(const FfnArgs& a, const std::int32_
   Barrier *last = nullptr, *last_but_one = nullptr;
   for (int unit = share.begin; unit < share.end; ++unit) {
     if (rows == nullptr && lane < 2 * copies) {
-      const std::int64_t at = bank.place(a.tile(tile, ids).expert);
+      const std::int64_t at = bank.place(a.tile(tile).expert);
       rows =
           scales ? bank.expert.scales + at * bank.scale_bytes : bank.expert.data + at * bank.bytes;
     }
@@ -189,19 +187,18 @@ __device__ __forceinline__ void copy_weights(const FfnArgs& a, const std::int32_
   const int chunks = (n_tiles + U::span - 1) / U::span;
   if (last_but_one != nullptr && (share.end - share.begin) * chunks <= s.weights)
     await_phase(last_but_one, 0);
-  prefetch_down(a, ids);
+  prefetch_down(a);
 }
 
 template <bool Up>
-__device__ __forceinline__ void copy_activations(const FfnArgs& a, const std::int32_t* ids,
-                                                 const Share& share, const Stages& s,
-                                                 const TilesMemory<Up>& m, int cols, int words,
-                                                 int thread, int threads) {
+__device__ __forceinline__ void copy_activations(const FfnArgs& a, const Share& share,
+                                                 const Stages& s, const TilesMemory<Up>& m,
+                                                 int cols, int words, int thread, int threads) {
   const int row = row_words(cols), first = thread % slot_threads;
   Ring ring(s.activations);
   for (int i = share.begin / share.of_tile; i * share.of_tile < share.end; ++i) {
     Work work;
-    work.take(a, i, ids);
+    work.take(a, i);
     const int count = work.tile.count, e = work.tile.expert, listed = work.slot(thread);
     const float scale = expert_scale(Up ? a.gate : a.down, e), up_scale = expert_scale(a.up, e);
     uint4* head = m.activations + ring.at() * words;
@@ -312,52 +309,34 @@ __device__ __forceinline__ void multiply(const FfnArgs& a, const Share& share, c
   }
 }
 
-// Routes: up also chooses the experts of its one token, every block for itself.
-template <bool Up, bool Routes>
+template <bool Up>
 __device__ __forceinline__ void tiles_block(const FfnArgs& a, const Stages& s) {
   extern __shared__ uint4 memory[];
   const Experts& bank = Up ? a.gate : a.down;
   const int cols = static_cast<int>(bank.expert.cols), n_tiles = cols / tiles::cols;
   const int words = activation_words(cols, a.grouped ? tile_slots : 1);
   const TilesMemory<Up> m(memory, s, words);
-  const std::int32_t* ids = a.ids;
   m.init(s);
   if (Up && threadIdx.x == other_threads && a.shared_down != nullptr)
     prefetch_share(a.shared_down, a.shared_down_bytes, static_cast<int>(blockIdx.x),
                    static_cast<int>(gridDim.x));
-  if constexpr (!Routes) __syncthreads();
-  const int warp = warp_id();
+  __syncthreads();
 
   // Beside a gather this kernel starts when everything before the gather is complete. The next one
   // starts later still: it may read the ids and load weights before it waits for this one.
   if (!Up || !a.gathers) await_previous();
-  if constexpr (Routes) {
-    __shared__ Candidates found;
-    __shared__ std::int32_t chosen[32];
-    const RouteArgs& r = a.route;
-    if (warp == multiply_warps) choose_experts(r, r.logits, found, chosen, nullptr, r.planted);
-    ids = chosen;
-    __syncthreads();
-    if (blockIdx.x > 0) {
-      allow_next();
-    } else if (warp == 0) {
-      choose_experts(r, r.logits, found, r.ids, r.weights, r.planted);
-      __threadfence();
-      allow_next();  // it reads ids early
-    }
-  } else {
-    allow_next();
-  }
+  allow_next();
 
   const Share share(a, static_cast<int>(bank.expert.rows) / (Up ? up_rows : down_rows));
+  const int warp = warp_id();
   if (warp < multiply_warps) {
     multiply<Up>(a, share, s, m, n_tiles, words);
   } else if (warp == multiply_warps) {
-    copy_weights<Up>(a, ids, share, s, m, n_tiles);
+    copy_weights<Up>(a, share, s, m, n_tiles);
   } else {
     const int thread = static_cast<int>(threadIdx.x) - other_threads,
               threads = static_cast<int>(blockDim.x) - other_threads;
-    copy_activations<Up>(a, ids, share, s, m, cols, words, thread, threads);
+    copy_activations<Up>(a, share, s, m, cols, words, thread, threads);
     if constexpr (Up) {
       for (std::int64_t i = blockIdx.x * threads + thread; i < a.shared_elements;
            i += static_cast<std::int64_t>(gridDim.x) * threads)
@@ -366,14 +345,13 @@ __device__ __forceinline__ void tiles_block(const FfnArgs& a, const Stages& s) {
   }
 }
 
-template <bool Routes>
 __global__ void __launch_bounds__(tiles_threads, 1)
     up_tiles_kernel(const __grid_constant__ FfnArgs a, const Stages s) {
-  tiles_block<true, Routes>(a, s);
+  tiles_block<true>(a, s);
 }
 __global__ void __launch_bounds__(tiles_threads, 1)
     down_tiles_kernel(const __grid_constant__ FfnArgs a, const Stages s) {
-  tiles_block<false, false>(a, s);
+  tiles_block<false>(a, s);
 }
 
 // ---------------------------------------------------------------- launches
@@ -382,10 +360,10 @@ template <bool Up>
 void launch_tiles(const FfnArgs& a, cudaStream_t stream) {
   const int slots = a.grouped ? tile_slots : 1,
             words = activation_words(static_cast<int>((Up ? a.gate : a.down).expert.cols), slots);
-  const bool routes = Up && a.route.logits != nullptr;
-  constexpr std::size_t own_shared = 1024;  // of choosing experts
-  const std::size_t room = limits().block_shared - (routes ? own_shared : 0);
-  const std::int64_t blocks = limits().processors;
+  const std::size_t room = limits().block_shared;
+  // One token's choice of experts may still run on a multiprocessor: its block would start late.
+  const bool behind_choice = Up && a.shared_down != nullptr && !a.gathers;
+  const std::int64_t blocks = std::max(1, limits().processors - (behind_choice ? 1 : 0));
   Stages s{0, 2};  // activations of the next tile, unless they would displace too many weights
   if (slots > 1 && TilesMemory<Up>::bytes({2 * teams, 2}, words) > room) s.activations = 1;
   while (TilesMemory<Up>::bytes({s.weights + 1, s.activations}, words) <= room) ++s.weights;
@@ -398,9 +376,7 @@ void launch_tiles(const FfnArgs& a, cudaStream_t stream) {
                      chunks = div_up(w.cols / tiles::cols, std::int64_t{U::span});
   s.weights = static_cast<int>(std::min<std::int64_t>(s.weights, div_up(units, blocks) * chunks));
   const std::size_t shared = TilesMemory<Up>::bytes(s, words);
-  const auto kernel = !Up      ? down_tiles_kernel
-                      : routes ? up_tiles_kernel<true>
-                               : up_tiles_kernel<false>;
+  const auto kernel = Up ? up_tiles_kernel : down_tiles_kernel;
   allow_shared(kernel, shared);
   launch(kernel, static_cast<unsigned>(blocks), tiles_threads, shared, stream, a, s);
 }

@@ -66,13 +66,6 @@ class Pipe {
   Ring put_, take_;
 };
 
-// What the kernel before wrote before it let this one start, though it still runs.
-__device__ __forceinline__ std::int32_t load_early(const std::int32_t* p) {
-  std::int32_t v;
-  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-  return v;
-}
-
 constexpr int shared_warps = product_rows / rows_at_once;
 constexpr int few_sum_warps = 14, most_sum_warps = 32;
 
@@ -117,7 +110,7 @@ __global__ void __launch_bounds__(32 * Warps, Warps == few_sum_warps ? 2 : 1)
     // The up kernel lets this one start when the ids are there.
     const int cols = static_cast<int>(a.down.expert.cols), n_tiles = cols / tiles::cols;
     const std::int64_t slot = t * a.k + warp_id();
-    const int e = load_early(a.ids + slot);
+    const int e = a.ids[slot];
     std::byte* stages = reinterpret_cast<std::byte*>(memory) + warp_id() * sum_bytes(cols, a.ahead);
     auto* hi = reinterpret_cast<uint4*>(stages + a.ahead * pair_bytes);
     const int words = row_words(cols);

@@ -1,5 +1,6 @@
-// Bulk copies from global into shared memory, counted by barriers there: one instruction moves
-// whole rows, and what is in flight needs no registers. Older code than 9.0 never calls them.
+// Bulk copies from global into shared memory, counted by barriers there, and back, which the thread
+// that started them waits for: one instruction moves whole rows, and what is in flight needs no
+// registers. Older code than 9.0 never calls them.
 #pragma once
 
 #include <cuda.h>
@@ -82,6 +83,39 @@ __device__ __forceinline__ void bulk_copy(void* to, const void* from, std::uint3
           "r"(shared_address(to)),
       "l"(from), "r"(bytes), "r"(shared_address(b))
       : "memory");
+#endif
+}
+
+// Shared memory that this thread wrote is seen by the bulk copies after the next barrier.
+__device__ __forceinline__ void show_bulk_copies() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+// The way back; addresses and size as above.
+__device__ __forceinline__ void bulk_store(void* to, const void* from, std::uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
+      "cp.async.bulk.commit_group;" ::"l"(to),
+      "r"(shared_address(from)), "r"(bytes)
+      : "memory");
+#endif
+}
+
+// Until shared memory may be written again that all of this thread's stores but the latest N read.
+template <int N>
+__device__ __forceinline__ void await_stores_read() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+#endif
+}
+
+// Until all of this thread's stores are done.
+__device__ __forceinline__ void await_stores() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 #endif
 }
 

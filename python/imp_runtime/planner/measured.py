@@ -34,11 +34,11 @@ class Step:
 _DENSE, _STATE, _EXPERT = 8_755_482_112, 2 * 118_063_104, 48 * 2_764_800
 STEP_LAYERS = 48
 STEPS = (
-    Step(1, 5.092e-3, _DENSE + _STATE + 10.0 * _EXPERT),
-    Step(8, 10.06e-3, _DENSE + 8 * _STATE + 74.7 * _EXPERT),
-    Step(16, 14.01e-3, _DENSE + 16 * _STATE + 138.6 * _EXPERT),
-    Step(32, 19.33e-3, _DENSE + 32 * _STATE + 239.6 * _EXPERT),
-    Step(64, 27.44e-3, _DENSE + 64 * _STATE + 367.1 * _EXPERT),
-    Step(128, 42.65e-3, _DENSE + 128 * _STATE + 471.0 * _EXPERT),
+    Step(1, 4.667e-3, _DENSE + _STATE + 10.0 * _EXPERT),
+    Step(8, 9.28e-3, _DENSE + 8 * _STATE + 74.7 * _EXPERT),
+    Step(16, 13.92e-3, _DENSE + 16 * _STATE + 138.6 * _EXPERT),
+    Step(32, 18.68e-3, _DENSE + 32 * _STATE + 239.6 * _EXPERT),
+    Step(64, 26.84e-3, _DENSE + 64 * _STATE + 367.1 * _EXPERT),
+    Step(128, 42.03e-3, _DENSE + 128 * _STATE + 471.0 * _EXPERT),
 )
 """By rows, ascending. Experts of a layer: 512 (1 - (1 - 10 / 512)^rows)."""

@@ -164,7 +164,7 @@ void run_sum_mma(FfnArgs a, SumArgs s, cudaStream_t stream) {
   constexpr std::int64_t most_prefetched = std::int64_t{16} << 20;  // what the cache surely keeps
   const std::int64_t down_bytes =
       a.tiles * a.down.expert.rows * (a.down.expert.row_bytes + a.down.expert.scale_row_bytes);
-  if (!a.grouped && a.tiles <= limits().processors && down_bytes <= most_prefetched) {
+  if (!a.grouped && a.tiles < limits().processors && down_bytes <= most_prefetched) {
     a.shared_down = s.shared_down.data;
     a.shared_down_bytes = s.shared_down.rows * s.shared_down.row_bytes;
   }

@@ -65,17 +65,13 @@ __device__ inline float2 choose_slowly(const RouteArgs& a, const float* logits, 
     if (j == 0) top = ranked_logit(last);
     const float weight = expf(ranked_logit(last) - top);
     total += weight;
-    if (lane_id() == j % 32) {
-      ids[j] = last_id;
-      if (weights != nullptr) weights[j] = weight;
-    }
+    if (lane_id() == j % 32) ids[j] = last_id, weights[j] = weight;
   }
   return {top, total};
 }
 
-// The choice for the token of these logits, `planted` instead of its ids if present; weights may be
-// absent. The k-th best of the lanes' best is a bound that few experts reach: those are ranked
-// among each other.
+// The choice for the token of these logits, `planted` instead of its ids if present. The k-th best
+// of the lanes' best is a bound that few experts reach: those are ranked among each other.
 __device__ inline void choose_experts(const RouteArgs& a, const float* logits, Candidates& found,
                                       std::int32_t* ids, float* weights,
                                       const std::int32_t* planted) {
@@ -123,15 +119,14 @@ __device__ inline void choose_experts(const RouteArgs& a, const float* logits, C
     top = best.x, total = best.y;
     __syncwarp();
   }
-  if (weights != nullptr && !a.renormalise) {
+  if (!a.renormalise) {
     float sum = 0;
     for (int e = lane_id(); e < a.experts; e += 32) sum += expf(logits[e] - top);
     total = warp_sum(sum);
   }
   if (quick) {
-    if (rank < a.k) ids[rank] = found.ids[lane_id()];
-    if (rank < a.k && weights != nullptr) weights[rank] = weight / total;
-  } else if (weights != nullptr) {
+    if (rank < a.k) ids[rank] = found.ids[lane_id()], weights[rank] = weight / total;
+  } else {
     for (int j = lane_id(); j < a.k; j += 32) weights[j] /= total;
   }
   if (planted == nullptr) return;
